@@ -1,0 +1,81 @@
+"""The command line: find the command, parse its flags from its signature, call it.
+
+Commands are imported only when they are called, so that `neubay --help` is instant.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from neubay import __version__
+from neubay.errors import NeubayError
+
+# The words of a command -> the function behind it, and one line of help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "data list": ("data:list_datasets", "datasets the paper uses, the built-in one, and local ones"),
+    "data info": ("data:info", "episodes, returns, coverage, hash and score of a dataset"),
+    "data validate": ("data:validate", "check a dataset; every finding names file, key, row, remedy"),
+    "data convert": ("data:convert", "any source to Minari or D4RL HDF5, loss-free"),
+    "data collect": ("data:collect", "roll a behaviour in a task's environment into a dataset"),
+    "data download": ("data:download", "fetch a D4RL file: resumable, checksummed, mirrors"),
+}
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Entry point of the `neubay` command; always exits."""
+    arguments = sys.argv[1:] if argv is None else argv
+    # A notebook-sized GPU preallocation surprises nobody who asked for it and everybody else.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    errors = Console(stderr=True, highlight=False)
+    try:
+        code = _dispatch(arguments)
+    except NeubayError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+        code = 2
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        code = 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments in (["--version"], ["-V"]):
+        print(f"neubay {__version__}")
+        return 0
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if len(arguments) >= words and name in COMMANDS:
+            module, function = COMMANDS[name][0].split(":")
+            command = getattr(importlib.import_module(f"neubay.commands.{module}"), function)
+            code = tyro.cli(command, args=arguments[words:], prog=f"neubay {name}")
+            return code if isinstance(code, int) else 0
+    return _overview(arguments)
+
+
+def _overview(arguments: list[str]) -> int:
+    """Help for no command, a group of commands, or a word that is no command."""
+    wanted = [word for word in arguments if not word.startswith("-")][:2]
+    asked_for_help = not wanted or "-h" in arguments or "--help" in arguments
+    group = [name for name in COMMANDS if wanted and name.split()[0] == wanted[0]]
+    if group and (len(wanted) == 1 or asked_for_help):
+        asked_for_help = True
+    console = Console(stderr=not asked_for_help, highlight=False)
+    if not asked_for_help:
+        name = " ".join(wanted)
+        close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+        close = close or difflib.get_close_matches(wanted[0], COMMANDS, n=1, cutoff=0.5)
+        hint = f" Did you mean 'neubay {close[0]}'?" if close else ""
+        console.print(f"[bold red]error:[/] unknown command '{escape(name)}'.{hint}\n")
+    console.print("usage: neubay COMMAND [options]; 'neubay COMMAND --help' explains one\n")
+    for name in group or COMMANDS:
+        console.print(f"  {name:<20} {COMMANDS[name][1]}")
+    return 0 if asked_for_help else 2

@@ -1,0 +1,333 @@
+"""Configuration as data: one frozen model per stage, and the two presets.
+
+`paper` is the published setting of each benchmark, `cpu` a reduced one that gives real results
+on two cores. Unknown keys are errors. This room imports nothing of ours: which benchmark a
+dataset belongs to is decided in `tasks.py`, and handed in here as a `Published` record.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from neubay.errors import ConfigError
+
+Preset = Literal["paper", "cpu"]
+Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class WorldConfig(Section):
+    """The world ensemble: members, their training and their selection."""
+
+    width: int = Field(200, ge=1)
+    """Units of each hidden layer."""
+    depth: int = Field(4, ge=1)
+    """Hidden layers."""
+    layer_norm: bool = True
+    """LayerNorm in every hidden block; off is the paper's ablation."""
+    pool: int = Field(128, ge=1)
+    """Members trained together."""
+    members: int = Field(100, ge=1)
+    """N, the best members kept as the posterior."""
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(5e-5, ge=0)
+    batch: int = Field(256, ge=1)
+    """Transitions per member and gradient step."""
+    max_epochs: int | None = Field(None, ge=1)
+    """Epoch cap; none trains until early stopping."""
+    patience: int = Field(5, ge=1)
+    """Epochs without any member improving before training stops."""
+    improvement: float = Field(0.01, ge=0)
+    """By how much a member's validation error must fall to count as improved."""
+    improvement_kind: Literal["relative", "absolute"] = "relative"
+    selection: Literal["mse", "nll"] = "mse"
+    """What members are ranked and early-stopped by on the validation split."""
+    validation_fraction: float = Field(0.2, gt=0, lt=1)
+    validation_max: int | None = Field(1000, ge=1)
+    """Cap on validation transitions; none for no cap."""
+    quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
+    """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
+
+    @model_validator(mode="after")
+    def _members_fit_pool(self) -> Self:
+        if self.members > self.pool:
+            raise ValueError(
+                f"members ({self.members}) exceeds pool ({self.pool}): "
+                "only trained members can be kept"
+            )
+        return self
+
+
+class RolloutConfig(Section):
+    """Imagination: Algorithm 2 and its ablations."""
+
+    rollouts: int = Field(100, ge=1)
+    """K, rollouts imagined in parallel."""
+    zeta: float | None = Field(1.0, ge=0, le=1)
+    """Quantile of U over the data beyond which a rollout is cut; none turns truncation off."""
+    horizon: int | None = Field(None, ge=1)
+    """Fixed cap H on imagined steps; none for adaptive horizons."""
+    penalty: float = Field(0.0, ge=0)
+    """lambda, the uncertainty penalty on imagined rewards in units of U / mean_D(U)."""
+    start: Literal["any", "initial"] = "any"
+    """Branch from any time step of the data, or from s_0 only."""
+    redraw_member: bool = False
+    """Draw a new member at every step (MBPO style) instead of one per rollout."""
+    halt_penalty: float | None = None
+    """MOReL: crossing the threshold is terminal and costs this much; none leaves it a truncation."""
+
+
+class AgentConfig(Section):
+    """The recurrent agent and its optimisation."""
+
+    algorithm: Literal["redq", "dqn", "bc"] = "redq"
+    memory: Literal["lru", "none"] = "lru"
+    """Recurrent encoder, or none for the Markov agent."""
+    width: int = Field(256, ge=1)
+    """Units of encoder and heads."""
+    memory_size: int = Field(128, ge=1)
+    """Complex hidden units of each LRU layer."""
+    memory_layers: int = Field(2, ge=1)
+    head_depth: int = Field(2, ge=1)
+    heads: int = Field(10, ge=1)
+    """Critic heads (REDQ 10, SAC 2)."""
+    target_heads: int = Field(2, ge=1)
+    """Heads drawn at random for the minimum in the target."""
+    encoder_lr: float = Field(3e-6, gt=0)
+    """eta_phi, the small learning rate of the recurrent encoders."""
+    head_lr: float = Field(1e-4, gt=0)
+    alpha_lr: float = Field(1e-4, gt=0)
+    kappa: float = Field(0.5, ge=0, le=1)
+    """Weight of real rows against imagined rows in every loss."""
+    gamma: float = Field(0.99, ge=0, lt=1)
+    polyak: float = Field(0.005, gt=0, le=1)
+    alpha: float = Field(0.2, gt=0)
+    """Initial entropy coefficient, or the coefficient when it is not tuned."""
+    tune_alpha: bool = True
+    target_entropy: float = -1.0
+    """Target entropy in units of dim(A)."""
+    clip_norm: float = Field(1000.0, gt=0)
+    """Global gradient norm clip."""
+    steps: int = Field(2_000_000, ge=1)
+    """Gradient steps."""
+    updates_per_row: float = Field(0.05, gt=0)
+    """Gradient steps per row added to the replay, real prefix rows included."""
+    tape: int = Field(2048, ge=2)
+    """Rows of one training batch; must exceed the task's horizon T."""
+    buffer: int = Field(40_000_000, ge=1)
+    """Rows the replay holds before it overwrites the oldest trajectories."""
+    epsilon_final: float = Field(0.1, ge=0, le=1)
+    """Discrete control: exploration falls from 1 to this over the first `epsilon_share` of steps."""
+    epsilon_share: float = Field(0.1, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _target_heads_exist(self) -> Self:
+        if self.target_heads > self.heads:
+            raise ValueError(f"target_heads ({self.target_heads}) exceeds heads ({self.heads})")
+        return self
+
+
+class EvaluationConfig(Section):
+    """Scoring in the real environment."""
+
+    evaluations: int = Field(100, ge=1)
+    """Evaluations over the whole training, the last one at its end."""
+    episodes: int = Field(20, ge=1)
+    """E, full episodes per evaluation."""
+
+
+class TrainConfig(Section):
+    """Everything that decides the numbers of a run."""
+
+    seed: int = Field(0, ge=0)
+    world: WorldConfig = WorldConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    agent: AgentConfig = AgentConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+class Published(Section):
+    """What the paper fixes per dataset; `tasks.py` fills it in."""
+
+    benchmark: Benchmark = "locomotion"
+    encoder_lr: float | None = None
+    kappa: float | None = None
+    max_epochs: int | None = None
+    fixed_alpha: float | None = None
+    """Hopper's fixed entropy coefficient; none where alpha is tuned."""
+    reward_only: bool = False
+
+
+def updated(config: Section, changes: dict[str, Any]) -> Any:
+    """A validated copy of `config` with nested changes, such as {"agent": {"kappa": 0.8}}."""
+
+    def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **old,
+            **{
+                key: merged(old[key], value)
+                if isinstance(value, dict) and isinstance(old.get(key), dict)
+                else value
+                for key, value in new.items()
+            },
+        }
+
+    return validated(type(config), merged(config.model_dump(), changes))
+
+
+def validated(model: type[Section], values: dict[str, Any], where: str = "configuration") -> Any:
+    """Build `model` from plain values; what is wrong becomes one `ConfigError` with suggestions."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(model, item, where) for item in error.errors())) from None
+
+
+def _explain(model: type[Section], item: Any, where: str) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
+        return f"{where}: {path or 'values'}: {item['msg']}{got}"
+    fields: list[str] = _field_paths(model)
+    close = difflib.get_close_matches(path, fields, n=1, cutoff=0.5)
+    if not close:  # the right name in the wrong section
+        leaf = path.rsplit(".", 1)[-1]
+        close = [field for field in fields if field.rsplit(".", 1)[-1] == leaf][:1]
+    hint = f"; did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(fields)}"
+    return f"{where}: unknown key '{path}'{hint}"
+
+
+def _field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+    paths: list[str] = []
+    for name, field in model.model_fields.items():
+        paths.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            paths += _field_paths(field.annotation, f"{prefix}{name}.")
+    return paths
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Nested settings from a YAML file, to be merged over a preset by `updated`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected settings such as 'agent:', got {type(values).__name__}")
+    return values
+
+
+# What a benchmark changes in the published setting of locomotion.
+_PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
+    "locomotion": {},
+    "adroit": {
+        "world": {"width": 400, "depth": 5, "learning_rate": 3e-4},
+        "agent": {"head_depth": 3, "clip_norm": 10_000.0, "alpha": 0.1, "tape": 1024},
+    },
+    "antmaze": {
+        "agent": {
+            "clip_norm": 1.0,
+            "alpha": 1e-5,
+            "target_entropy": -10.0,
+            "steps": 3_000_000,
+            "buffer": 60_000_000,
+        },
+        "evaluation": {"episodes": 100},
+    },
+    "bandit": {
+        "world": {
+            "width": 16,
+            "depth": 2,
+            "weight_decay": 1e-4,
+            "batch": 128,
+            "max_epochs": 500,
+            "improvement": 0.001,
+            "improvement_kind": "absolute",
+            "selection": "nll",
+            "validation_max": None,
+        },
+        "rollout": {"zeta": None, "start": "initial"},
+        "agent": {
+            "algorithm": "dqn",
+            "clip_norm": 1.0,
+            "steps": 20_000,
+            "updates_per_row": 0.02,
+            "tape": 1000,
+            "buffer": 1_000_000,
+        },
+    },
+}
+
+# The reduced setting: small networks, larger rates, a short training. The sizes were chosen by
+# experiment on two cores; docs/results/train.md has the runs behind them.
+_CPU: dict[str, Any] = {
+    "world": {"width": 128, "depth": 3, "pool": 12, "members": 10, "max_epochs": 60},
+    "rollout": {"rollouts": 50},
+    "agent": {
+        "width": 64,
+        "memory_size": 32,
+        "memory_layers": 1,
+        "heads": 4,
+        "encoder_lr": 3e-4,
+        "head_lr": 1e-3,
+        "alpha_lr": 1e-3,
+        "steps": 12_000,
+        "tape": 512,
+        "buffer": 2_000_000,
+    },
+    "evaluation": {"evaluations": 10, "episodes": 20},
+}
+
+
+def preset(name: Preset, published: Published | None = None) -> TrainConfig:
+    """The `paper` setting of a dataset, or the `cpu` setting for it."""
+    published = published or Published()
+    config = updated(TrainConfig(), _PAPER_BENCHMARKS[published.benchmark])
+    agent: dict[str, Any] = {}
+    if published.encoder_lr is not None:
+        agent["encoder_lr"] = published.encoder_lr
+    if published.kappa is not None:
+        agent["kappa"] = published.kappa
+    if published.fixed_alpha is not None:
+        agent |= {"alpha": published.fixed_alpha, "tune_alpha": False}
+    world = {"max_epochs": published.max_epochs} if published.max_epochs is not None else {}
+    config = updated(config, {"agent": agent, "world": world})
+    return config if name == "paper" else updated(config, _CPU)
+
+
+# Relatives assembled from the same code, for comparison at equal budget.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "neubay": {},
+    "mbpo": {
+        "rollout": {"zeta": None, "horizon": 5, "redraw_member": True},
+        "agent": {"memory": "none", "heads": 2, "target_heads": 2, "kappa": 0.05},
+    },
+    "mopo": {
+        "world": {"quantifier": "aleatoric"},
+        "rollout": {"zeta": None, "horizon": 5, "redraw_member": True, "penalty": 1.0},
+        "agent": {"memory": "none", "heads": 2, "target_heads": 2, "kappa": 0.05},
+    },
+    "morel": {
+        "rollout": {"zeta": 1.0, "horizon": 500, "redraw_member": True, "halt_penalty": 100.0},
+        "agent": {"memory": "none", "heads": 2, "target_heads": 2},
+    },
+    "maple": {
+        "rollout": {"zeta": None, "horizon": 20, "penalty": 0.25},
+        "agent": {"heads": 2, "target_heads": 2, "kappa": 0.05},
+    },
+    "markov": {"agent": {"memory": "none"}},
+    "sac": {"agent": {"heads": 2, "target_heads": 2}},
+    "bc": {"agent": {"algorithm": "bc"}},
+}

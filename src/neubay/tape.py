@@ -6,6 +6,8 @@ A tape is whole episodes laid end to end, row by row. Row t of an episode holds
 
 and `start` marks row 0. An episode of L steps has L + 1 rows: its last row carries s_L only,
 with a zero action, a zero reward and `terminated` false. `real` tells data rows from imagined ones.
+Conservative ablations penalise imagined rewards: `penalty` (absent on data) counts in what values
+are learnt from, `Tape.target_reward`, and never in what the agent sees.
 
 Nothing derived is stored. The agent's input (s_t, a_{t-1}, r_t) is the tape shifted by one row;
 the transitions (s_t, a_t, r_{t+1}, s_{t+1}) are an index of the rows that have a successor; the
@@ -33,6 +35,12 @@ class Tape(NamedTuple):
     terminated: Bool[AnyArray, "*rows"]  # d_{t+1}: the step from this row ended in a terminal
     start: Bool[AnyArray, "*rows"]  # this row is an episode's s_0
     real: Bool[AnyArray, "*rows"]  # the step from this row is data, not imagined
+    penalty: Float[AnyArray, "*rows"] | None = None  # taken off r_{t+1} in the target only
+
+    @property
+    def target_reward(self) -> Float[AnyArray, "*rows"]:
+        """What values are learnt from: r_{t+1} less its penalty, which the agent never sees."""
+        return self.reward if self.penalty is None else self.reward - self.penalty
 
 
 class AgentInput(NamedTuple):
@@ -101,9 +109,14 @@ def episodes(tape: Tape) -> Iterator[Tape]:
 
 def slice_rows(tape: Tape, begin: int, end: int) -> Tape:
     """Rows begin .. end - 1."""
-    return Tape(*(field[begin:end] for field in tape))
+    return Tape(*(None if field is None else field[begin:end] for field in tape))
 
 
 def concatenate(tapes: list[Tape]) -> Tape:
-    """Tapes end to end, as NumPy."""
-    return Tape(*(np.concatenate(fields) for fields in zip(*tapes, strict=True)))
+    """Tapes end to end, as NumPy; all of them with a penalty, or none."""
+    return Tape(
+        *(
+            None if fields[0] is None else np.concatenate(fields)
+            for fields in zip(*tapes, strict=True)
+        )
+    )

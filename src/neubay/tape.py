@@ -19,6 +19,7 @@ Actions are continuous in [-1, 1] or one-hot: both are `(rows, a)` float32.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -109,14 +110,9 @@ def episodes(tape: Tape) -> Iterator[Tape]:
 
 def slice_rows(tape: Tape, begin: int, end: int) -> Tape:
     """Rows begin .. end - 1."""
-    return Tape(*(None if field is None else field[begin:end] for field in tape))
+    return jax.tree.map(lambda field: field[begin:end], tape)
 
 
 def concatenate(tapes: list[Tape]) -> Tape:
     """Tapes end to end, as NumPy; all of them with a penalty, or none."""
-    return Tape(
-        *(
-            None if fields[0] is None else np.concatenate(fields)
-            for fields in zip(*tapes, strict=True)
-        )
-    )
+    return jax.tree.map(lambda *fields: np.concatenate(fields), *tapes)

@@ -1,0 +1,103 @@
+"""Scoring a policy in the real environment: exactly E full episodes, each counted once.
+
+No environment is stepped after its episode has ended and none is reset twice, so short episodes
+weigh as much as long ones, whatever the vectorisation.
+"""
+
+import contextlib
+from typing import Any, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from neubay.errors import TaskError
+from neubay.tape import AgentInput
+from neubay.tasks import Task
+
+
+class ActingPolicy(Protocol):
+    """A policy as a function of explicit memory; every leaf of it has leading axis E."""
+
+    def initial(self, batch: int) -> Any: ...
+
+    def act(self, memory: Any, inputs: AgentInput, keys: Any) -> tuple[Any, Any]: ...
+
+
+class Evaluation(NamedTuple):
+    """E episodes: raw returns (the task's reward shift undone) and lengths."""
+
+    returns: Float[np.ndarray, " episodes"]
+    discounted: Float[np.ndarray, " episodes"]
+    """Discounted return of the shifted rewards: what the critic's Q at s_0 estimates."""
+    lengths: Int[np.ndarray, " episodes"]
+    scores: Float[np.ndarray, " episodes"] | None
+    """Normalised score of each episode; none where the task has no reference."""
+
+    def record(self) -> dict[str, Any]:
+        """As plain numbers, for a metrics file."""
+        return {
+            "return_mean": float(self.returns.mean()),
+            "return_std": float(self.returns.std()),
+            "discounted_mean": float(self.discounted.mean()),
+            "episodes": len(self.returns),
+            "length_mean": float(self.lengths.mean()),
+            "score": None if self.scores is None else float(self.scores.mean()),
+            "score_std": None if self.scores is None else float(self.scores.std()),
+            "returns": [round(float(value), 4) for value in self.returns],
+        }
+
+
+@eqx.filter_jit
+def _act(policy: ActingPolicy, memory: Any, inputs: AgentInput, key: Any, step: Any) -> Any:
+    keys = jax.random.split(jax.random.fold_in(key, step), inputs.state.shape[0])
+    return policy.act(memory, inputs, keys)
+
+
+def evaluate(
+    task: Task, policy: ActingPolicy, *, episodes: int, seed: int, gamma: float = 0.99
+) -> Evaluation:
+    """Roll `policy` for exactly `episodes` episodes of the task's environment, in step with each
+    other, and return what each one earned."""
+    if task.make_env is None:
+        raise TaskError(
+            f"task '{task.name}' has no environment, so no policy can be scored in it; "
+            "register the task with an environment, or use the posterior's own estimate"
+        )
+    with contextlib.ExitStack() as stack:
+        environments = [stack.enter_context(contextlib.closing(task.make_env())) for _ in range(episodes)]
+        states = [env.reset(seed=seed + i)[0] for i, env in enumerate(environments)]
+        return _roll(task, policy, environments, states, seed, gamma)
+
+
+def _roll(
+    task: Task, policy: ActingPolicy, environments: list, states: list, seed: int, gamma: float
+) -> Evaluation:
+    count = len(environments)
+    key = jax.random.key(seed)
+    memory = policy.initial(count)
+    state = np.stack(states).astype(np.float32).reshape(count, -1)
+    last_action = np.zeros((count, task.actions.size), np.float32)
+    last_reward = np.zeros(count, np.float32)
+    returns, discounted = np.zeros(count), np.zeros(count)
+    lengths = np.zeros(count, np.int64)
+    live = np.ones(count, bool)
+    for step in range(task.horizon):
+        start = np.full(count, step == 0)
+        inputs = AgentInput(state, last_action, last_reward, start)
+        memory, action = _act(policy, memory, inputs, key, np.int32(step))
+        last_action = np.array(action)
+        commands = task.from_unit(last_action)
+        for i in np.flatnonzero(live):
+            observation, reward, terminated, truncated, _ = environments[i].step(commands[i])
+            shifted = float(reward) + task.reward_shift
+            state[i] = np.asarray(observation, np.float32).reshape(-1)
+            last_reward[i] = shifted
+            returns[i] += float(reward)
+            discounted[i] += gamma**step * shifted
+            lengths[i] = step + 1
+            live[i] = not (terminated or truncated)
+        if not live.any():
+            break
+    return Evaluation(returns, discounted, lengths, task.score(returns))

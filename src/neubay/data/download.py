@@ -1,0 +1,408 @@
+"""D4RL files from their host or a mirror: resumable, checked, kept in the cache.
+
+A download grows in `NAME.hdf5.part`; a broken connection is taken up where it stopped. The file
+gets its name only when its length is what the server announced and it opens as D4RL HDF5. D4RL
+publishes no checksums: the SHA-256 of what arrived is written beside it, and every later use
+is checked against that.
+"""
+
+import difflib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from neubay import __version__
+from neubay.data.files import cache_directory, sha256, written_whole
+from neubay.errors import DatasetError
+
+HOST = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
+
+REQUIRED_KEYS = ("observations", "actions", "rewards", "terminals")
+
+# Dataset name -> path below the host: the paper's 24 D4RL datasets.
+FILES: dict[str, str] = {
+    **{
+        f"{env}-{tier}-v2": f"gym_mujoco_v2/{env}_{tier.replace('-', '_')}-v2.hdf5"
+        for env in ("halfcheetah", "hopper", "walker2d")
+        for tier in ("random", "medium", "medium-replay", "medium-expert")
+    },
+    **{
+        f"{env}-{tier}-v1": f"hand_dapg_v1/{env}-{tier}-v1.hdf5"
+        for env in ("pen", "door", "hammer")
+        for tier in ("human", "cloned")
+    },
+    **{
+        f"antmaze-{layout}-v2": f"ant_maze_v2/Ant_maze_{maze}_noisy"
+        f"_multistart_{multistart}_multigoal_{multigoal}_sparse_fixed.hdf5"
+        for layout, maze, multistart, multigoal in (
+            ("umaze", "u-maze", False, False),
+            ("umaze-diverse", "u-maze", True, True),
+            ("medium-play", "big-maze", True, False),
+            ("medium-diverse", "big-maze", True, True),
+            ("large-play", "hardest-maze", True, False),
+            ("large-diverse", "hardest-maze", True, True),
+        )
+    },
+}
+
+# Bytes received so far, and in all where the server says so.
+Progress = Callable[[int, int | None], None]
+
+_CHUNK = 1 << 18
+_LONGEST_PAUSE = 30.0
+_LOCAL_PATH_WORKS = "A copy from anywhere else works too: give its path, such as d4rl:PATH.hdf5."
+
+
+def address(name: str, mirror: str | None = None) -> str:
+    """Where the file of a dataset is: below D4RL's host, or below a mirror of the same layout."""
+    if name not in FILES:
+        close = difflib.get_close_matches(name.lower().replace("_", "-"), FILES, n=1, cutoff=0.6)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise DatasetError(
+            f"'{name}' is not a dataset with a known address.{hint} 'neubay data list' shows the "
+            f"names; only the paper's D4RL datasets have an address. {_LOCAL_PATH_WORKS}"
+        )
+    host = HOST if mirror is None else mirror
+    parts = urllib.parse.urlsplit(host)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise DatasetError(
+            f"mirror '{host}': not an http:// or https:// address. {_LOCAL_PATH_WORKS}"
+        )
+    return host.rstrip("/") + "/" + FILES[name]
+
+
+def storage_path(name: str, directory: Path | None = None) -> Path:
+    """Where the file of a dataset is kept once it has been downloaded."""
+    return (directory or cache_directory() / "d4rl") / f"{name}.hdf5"
+
+
+def cached_path(name: str) -> Path | None:
+    """The downloaded copy of a dataset, checked against its recorded SHA-256; none if absent."""
+    path = storage_path(name)
+    if not path.is_file():
+        return None
+    verify(path)
+    return path
+
+
+def verify(path: Path) -> None:
+    """Raise if a downloaded file is no longer what its `.sha256` file says it was."""
+    recorded = _recorded_sha256(path)
+    if recorded is None:
+        return
+    try:
+        actual = sha256(path)
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    if actual != recorded:
+        raise DatasetError(
+            f"{path}: changed since it was downloaded: SHA-256 is {actual}, recorded was "
+            f"{recorded}. Fetch it again with 'neubay data download {path.stem} --force'."
+        )
+
+
+def download(
+    name: str,
+    *,
+    mirror: str | None = None,
+    directory: Path | None = None,
+    expected_sha256: str | None = None,
+    force: bool = False,
+    timeout: float = 30.0,
+    retries: int = 5,
+    pause: float = 1.0,
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a dataset and return its path; what is already there and unchanged is not fetched.
+
+    Args:
+        mirror: base address that stands in for D4RL's host, with the same paths below it.
+        directory: where to keep the file; the cache if none.
+        expected_sha256: refuse a file whose SHA-256 is another one.
+        force: fetch and replace a file that is already there.
+        timeout: seconds without a byte after which the connection counts as lost.
+        retries: attempts in a row that may bring nothing new before giving up.
+        pause: seconds before the first retry; doubled for each further one.
+        progress: called with the bytes received so far and in all.
+    """
+    source = address(name, mirror)
+    if expected_sha256 is not None:
+        expected_sha256 = _checked_hex(expected_sha256)
+    target = storage_path(name, directory)
+    if target.is_dir():
+        raise DatasetError(f"{target}: is a folder; the file of '{name}' would be put there.")
+    if target.is_file() and not force:
+        verify(target)
+        _check_sha256(target, target, expected_sha256)
+        return target
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(source, part, timeout, retries, pause, progress)
+        try:
+            _check_hdf5(part, source)
+            digest = _check_sha256(part, target, expected_sha256)
+        except DatasetError:
+            _discard(part)
+            raise
+        # The record goes first: a crash in between leaves a record without a file, never a file
+        # that would pass for checked.
+        with written_whole(_record_path(target), overwrite=True) as record:
+            record.write_text(f"{digest}  {target.name}\n", encoding="utf-8")
+        part.replace(target)
+        _discard(part)
+    except OSError as error:
+        raise DatasetError(
+            f"{target}: cannot be written: {error.strerror or error}. Choose another folder with "
+            f"--out, or set NEUBAY_CACHE."
+        ) from error
+    return target
+
+
+@dataclass(frozen=True)
+class _Resumable:
+    """What a `.part` file is a part of; only the same thing is ever continued."""
+
+    source: str
+    validator: str | None
+    """The server's strong ETag or modification date: changes when its file changes."""
+    length: int | None
+
+
+class _Interrupted(Exception):
+    """The network or the server failed in a way that may pass; trying again can help."""
+
+
+def _fetch(
+    source: str,
+    part: Path,
+    timeout: float,
+    retries: int,
+    pause: float,
+    progress: Progress | None,
+) -> None:
+    """Bring `part` to its full length, over as many connections as it takes."""
+    furthest = _size(part)
+    failures = 0
+    while True:
+        try:
+            _receive(source, part, timeout, progress)
+            return
+        except _Interrupted as error:
+            # Only bytes never seen before count as headway: a server that ignores ranges and
+            # breaks off at the same place each time would otherwise be asked for ever.
+            reached = _size(part)
+            failures = 0 if reached > furthest else failures + 1
+            furthest = max(furthest, reached)
+            if failures > retries:
+                kept = f" {reached:,} bytes are kept; the same command resumes." if reached else ""
+                raise DatasetError(
+                    f"{source}: {error}; given up after {failures} attempts.{kept} "
+                    f"D4RL's host is often down: try later or --mirror URL. {_LOCAL_PATH_WORKS}"
+                ) from None
+            time.sleep(min(pause * 2 ** max(failures - 1, 0), _LONGEST_PAUSE))
+
+
+def _receive(source: str, part: Path, timeout: float, progress: Progress | None) -> None:
+    """One connection: continue `part` if the server agrees to, or begin anew."""
+    known = _read_note(part)
+    offset = _size(part) if known is not None and known.source == source else 0
+    if known is not None and offset and offset == known.length:
+        return  # complete: stopped between the last byte and the checks
+    headers = {"User-Agent": f"neubay/{__version__}", "Accept-Encoding": "identity"}
+    if offset and known is not None:
+        headers["Range"] = f"bytes={offset}-"
+        if known.validator:
+            headers["If-Range"] = known.validator
+    with closing(_open(source, headers, timeout, part)) as response:
+        if response.status == 206 and known is not None:
+            begin, length = _content_range(response.headers.get("Content-Range"))
+            if begin != offset or (known.length is not None and length != known.length):
+                _discard(part)
+                raise _Interrupted("the server's file is not the one this download began with")
+        else:
+            # A fresh start, or a server that sends the whole file whatever range is asked for.
+            offset = 0
+            length = _content_length(response.headers.get("Content-Length"))
+            known = _Resumable(source, _validator(response.headers), length)
+            _write_note(part, known)
+        _copy(response, part, offset, length, progress)
+    received = _size(part)
+    if length is not None and received != length:
+        raise _Interrupted(f"the connection broke off after {received:,} of {length:,} bytes")
+
+
+def _copy(
+    response: Any, part: Path, offset: int, length: int | None, progress: Progress | None
+) -> None:
+    """Write the body to `part` from `offset` on."""
+    with part.open("r+b" if part.exists() else "w+b") as file:
+        file.seek(offset)
+        file.truncate()
+        while True:
+            try:
+                chunk = response.read(_CHUNK)
+            except (OSError, http.client.HTTPException) as error:
+                raise _Interrupted(f"the connection was lost ({_reason(error)})") from None
+            if not chunk:
+                return
+            file.write(chunk)
+            if progress is not None:
+                progress(file.tell(), length)
+
+
+def _open(source: str, headers: dict[str, str], timeout: float, part: Path) -> Any:
+    request = urllib.request.Request(source, headers=headers)
+    try:
+        return _http_opener().open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416:  # nothing at our offset: the file there is shorter than ours
+                _discard(part)
+                raise _Interrupted("the server's file is shorter than what was received") from None
+            if error.code in (408, 425, 429) or error.code >= 500:
+                raise _Interrupted(f"the server answered {error.code} {error.reason}") from None
+            raise DatasetError(
+                f"{source}: the server answered {error.code} {error.reason}. "
+                f"Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+            ) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(f"cannot be reached ({_reason(error)})") from None
+    except ValueError as error:  # an address that no server can have
+        raise DatasetError(f"{source}: not a usable address: {error}.") from None
+
+
+def _http_opener() -> urllib.request.OpenerDirector:
+    """HTTP and HTTPS only: no redirect can lead to a local file or another protocol."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "reason", None) or error
+    return str(cause) or type(cause).__name__
+
+
+def _content_length(header: str | None) -> int | None:
+    return int(header) if header is not None and header.isdecimal() else None
+
+
+def _content_range(header: str | None) -> tuple[int | None, int | None]:
+    """First byte and length of the whole file from 'bytes 5-9/10'."""
+    unit, _, span = (header or "").partition(" ")
+    byte_range, _, length = span.partition("/")
+    begin = byte_range.partition("-")[0]
+    if unit != "bytes":
+        return None, None
+    return _content_length(begin), _content_length(length)
+
+
+def _validator(headers: Any) -> str | None:
+    """What to send as If-Range; a weak ETag (W/...) does not promise equal bytes."""
+    etag = headers.get("ETag")
+    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _note_path(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _read_note(part: Path) -> _Resumable | None:
+    try:
+        values = json.loads(_note_path(part).read_text(encoding="utf-8"))
+        return _Resumable(**values) if part.exists() else None
+    except (OSError, ValueError, TypeError):  # absent or damaged: begin anew
+        return None
+
+
+def _write_note(part: Path, resumable: _Resumable) -> None:
+    _note_path(part).write_text(json.dumps(resumable.__dict__), encoding="utf-8")
+
+
+def _discard(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _note_path(part).unlink(missing_ok=True)
+
+
+def _check_hdf5(part: Path, source: str) -> None:
+    """Raise unless the file opens as HDF5 and has D4RL's keys."""
+    try:
+        with h5py.File(part, "r") as file:
+            missing = [key for key in REQUIRED_KEYS if key not in file]
+    except OSError as error:
+        with part.open("rb") as file:
+            beginning = file.read(512).lstrip().lower()
+        if beginning.startswith((b"<!doctype", b"<html")):
+            what = "a web page, not a data file: the address has moved or asks for a login"
+        else:
+            what = f"not a readable HDF5 file ({error})"
+        raise DatasetError(
+            f"{source}: the server sent {what}. Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+        ) from None
+    if missing:
+        raise DatasetError(
+            f"{source}: the file is HDF5 but lacks D4RL's key '{missing[0]}'. "
+            f"Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+        )
+
+
+def _record_path(target: Path) -> Path:
+    return target.with_name(target.name + ".sha256")
+
+
+def _recorded_sha256(path: Path) -> str | None:
+    """The digest in the `.sha256` file beside a download, in the format of `sha256sum`."""
+    record = _record_path(path)
+    try:
+        text = record.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(
+            f"{record}: cannot be read ({error}); delete it or fetch again."
+        ) from None
+    return text.split(maxsplit=1)[0] if text.strip() else None
+
+
+def _checked_hex(digest: str) -> str:
+    digest = digest.strip().lower()
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise DatasetError(f"sha256 '{digest}': expected 64 hexadecimal digits.")
+    return digest
+
+
+def _check_sha256(path: Path, target: Path, expected: str | None) -> str:
+    digest = sha256(path)
+    if expected is not None and digest != expected:
+        raise DatasetError(
+            f"{target.name}: SHA-256 is {digest}, expected {expected}. The file is another version "
+            "or was damaged on the way: try another --mirror URL, or check the expected value."
+        )
+    return digest

@@ -7,7 +7,7 @@ dataset belongs to is decided in `tasks.py`, and handed in here as a `Published`
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -55,7 +55,7 @@ class WorldConfig(Section):
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
 
     @model_validator(mode="after")
-    def _members_fit_pool(self) -> Self:
+    def _members_fit_pool(self) -> "WorldConfig":
         if self.members > self.pool:
             raise ValueError(
                 f"members ({self.members}) exceeds pool ({self.pool}): "
@@ -127,7 +127,7 @@ class AgentConfig(Section):
     epsilon_share: float = Field(0.1, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _target_heads_exist(self) -> Self:
+    def _target_heads_exist(self) -> "AgentConfig":
         if self.target_heads > self.heads:
             raise ValueError(f"target_heads ({self.target_heads}) exceeds heads ({self.heads})")
         return self

@@ -307,7 +307,8 @@ def get_task(name: str) -> Task:
         return _TASKS[name]
     # Whoever names a dataset or an environment instead is told the task.
     words = {task.env_name.lower(): task.name for task in _TASKS.values() if task.env_name}
-    words |= {known.lower(): known for known in _TASKS}
+    words |= {known.rsplit("/")[-1]: known for known in reversed(_TASKS)}
+    words |= {known: known for known in _TASKS}
     close = difflib.get_close_matches(name.lower(), words, n=1, cutoff=0.6)
     task, _ = identify(name)
     guess = task.name if task is not None else words[close[0]] if close else None
@@ -583,7 +584,7 @@ _NAMES: tuple[tuple[str, str, str | None], ...] = (
     # Minari ids, which may be the end of a path: new data, of the same families
     (rf"(?:.*/)?mujoco/{_LOCOMOTION}/[^/]+", "mujoco/{body}-v5", None),
     (rf"(?:.*/)?d4rl/{_ADROIT}/[^/]+", "adroit/{body}", None),
-    (r"(?:.*/)?(?P<body>pendulum|cartpole)(?:-v1)?(?:[-/].*)?", "{body}", None),
+    (r"(?:.*/)?(?P<body>pendulum|cartpole)(?:-v1)?(?:[-/][^/]+)?", "{body}", None),
 )
 
 # D4RL's AntMaze files say what was varied, not what the dataset is called.

@@ -11,7 +11,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from neubay.config import Benchmark
 from neubay.errors import TaskError
 
 Category = Literal["low-quality", "moderate coverage", "narrow coverage"]
@@ -63,7 +62,7 @@ class PaperBenchmark:
 
     name: BenchmarkName
     title: str
-    preset: Benchmark
+    preset: Literal["locomotion", "adroit", "antmaze"]
     """The benchmark's key in the presets of `config.py`."""
     eta_phi_grid: tuple[float, ...]
     kappa_grid: tuple[float, ...]

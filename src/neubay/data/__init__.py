@@ -1,0 +1,3 @@
+"""Datasets: read from any source, checked, as one tape."""
+
+from neubay.data.dataset import Dataset as Dataset

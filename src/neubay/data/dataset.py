@@ -1,16 +1,40 @@
 """The dataset: a tape, the task it belongs to, and where it came from."""
 
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from neubay.tape import Prefix, Tape, episode_bounds
-from neubay.tasks import Task
+from neubay.data.rows import (
+    Bound,
+    Column,
+    MemoryWriter,
+    Rows,
+    anonymous_task,
+    expected_rows,
+    fields,
+    lay_out,
+    read_all_flags,
+    refuse,
+    spans,
+    structure_findings,
+    task_findings,
+    with_longest_episode,
+)
+from neubay.data.store import release
+from neubay.errors import DatasetError
+from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
+from neubay.tasks import Task, get_task
+
+PASS_ROWS = 1 << 20
+"""Rows looked at together when the whole tape is read; bounds memory where it is mapped."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Logged experience. The tape is NumPy float32, memory-mapped when it is large."""
 
@@ -21,28 +45,157 @@ class Dataset:
     published: str | None = None
     """The name of the paper's dataset this file *is*, such as 'hopper-medium-v2'."""
 
+    @classmethod
+    def from_arrays(
+        cls,
+        states: np.ndarray | Sequence[Any],
+        actions: np.ndarray | Sequence[Any],
+        rewards: np.ndarray | Sequence[Any],
+        terminals: np.ndarray | Sequence[Any],
+        timeouts: np.ndarray | Sequence[Any] | None = None,
+        next_states: np.ndarray | Sequence[Any] | None = None,
+        *,
+        task: Task | str | None = None,
+        action_bounds: tuple[Bound, Bound] | None = None,
+        name: str = "arrays",
+    ) -> "Dataset":
+        """Rows in the D4RL manner: row i holds s_i, a_i, r_{i+1} and the flags of that step.
+
+        Args:
+            states: s_i, (rows, s).
+            actions: a_i as the environment takes them: (rows, a) within the task's bounds, or
+                integers (rows,) for discrete actions.
+            rewards: r_{i+1}, without the task's reward shift.
+            terminals: the step ended in a terminal state.
+            timeouts: the step was the last of its episode, for another reason. Without them, an
+                episode ends at terminals, where `next_states` jumps, and at the task's horizon.
+            next_states: s_{i+1}. With them, an episode keeps its last step; without, its last
+                row has no successor and gives the final state only.
+            task: the task or the name of one; none makes one with the data's sizes, without
+                environment and termination rule.
+            action_bounds: low and high of continuous actions where there is no task; [-1, 1]
+                if not given.
+        """
+        if task is not None and action_bounds is not None:
+            raise DatasetError(
+                "action_bounds: the task has bounds of its own. Give one of the two."
+            )
+        columns = {
+            "states": states,
+            "actions": actions,
+            "rewards": rewards,
+            "terminals": terminals,
+            "timeouts": timeouts,
+            "next_states": next_states,
+        }
+        rows = Rows(
+            name,
+            **{key: _column(key, values) for key, values in columns.items() if values is not None},
+        )
+        refuse(structure_findings(rows))
+        known = get_task(task) if isinstance(task, str) else task
+        chosen = anonymous_task(rows, name, action_bounds) if known is None else known
+        refuse(task_findings(rows, chosen))
+        flags = read_all_flags(rows, chosen)
+        tape = lay_out(rows, chosen, flags, MemoryWriter(expected_rows(rows, flags), chosen))
+        if known is None:
+            chosen = with_longest_episode(chosen, tape)
+        return cls(tape=tape, task=chosen, name=name, source=name)
+
     @cached_property
     def bounds(self) -> tuple[Int[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
         """First row and length in steps of every episode."""
-        return episode_bounds(self.tape.start)
+        return episode_bounds(np.asarray(self.tape.start))
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.bounds[0])
+
+    @property
+    def transitions(self) -> int:
+        """Number of steps (s_t, a_t, r_{t+1}, s_{t+1})."""
+        return len(self.tape.start) - self.episodes
+
+    def __len__(self) -> int:
+        return self.transitions
+
+    @cached_property
+    def lifetimes(self) -> Int[np.ndarray, " episodes"]:
+        """Steps of every episode up to and including its first terminal one.
+
+        The whole episode, but where the logged run went on after a terminal (AntMaze).
+        """
+        first, length = self.bounds
+        lifetimes = length.copy()
+        terminal = np.flatnonzero(self.tape.terminated)
+        episode = np.searchsorted(first, terminal, side="right") - 1
+        ended, earliest = np.unique(episode, return_index=True)
+        lifetimes[ended] = terminal[earliest] - first[ended] + 1
+        return lifetimes
 
     @cached_property
     def histories(self) -> Prefix:
         """Per episode, the part that may be an agent's history: at most T steps, and nothing
         beyond the first terminal. h_t exists for every t in 0 .. length."""
-        raise NotImplementedError
+        return Prefix(first=self.bounds[0], length=np.minimum(self.lifetimes, self.task.horizon))
 
     @cached_property
     def world_rows(self) -> Int[np.ndarray, " transitions"]:
         """Rows whose transition the world model trains on."""
-        raise NotImplementedError
+        used = has_successor(np.asarray(self.tape.start))
+        terminated = np.asarray(self.tape.terminated)
+        if self.task.world_skips_timeouts:
+            first, length = self.bounds
+            last = (first + length - 1)[length > 0]
+            used[last[~terminated[last]]] = False
+        if self.task.world_skips_terminals:
+            used &= ~terminated
+        return np.flatnonzero(used)
 
     @cached_property
     def returns(self) -> Float[np.ndarray, " episodes"]:
-        """Raw (unshifted) return of every episode, in float64."""
-        raise NotImplementedError
+        """Raw (unshifted) return of every episode up to its first terminal, in float64."""
+        first, _ = self.bounds
+        beyond = first + self.lifetimes
+        returns = np.zeros(len(first))
+        for begin, tape in self._pieces():
+            rows = np.arange(begin, begin + len(tape.reward))
+            episode = np.searchsorted(first, rows, side="right") - 1
+            raw = tape.reward.astype(np.float64) - self.task.reward_shift
+            raw[rows >= beyond[episode]] = 0
+            returns[episode[0] : episode[-1] + 1] += np.bincount(episode - episode[0], raw)
+        return returns
 
     @cached_property
     def hash(self) -> str:
         """Hash of the content: equal tapes have equal hashes, whatever file they came from."""
-        raise NotImplementedError
+        digest = hashlib.blake2b(digest_size=16)
+        for name, field in zip(Tape._fields, fields(self.tape), strict=False):
+            digest.update(f"{name} {field.dtype.str} {field.shape}\n".encode())
+            for begin, end in spans(len(field), PASS_ROWS):
+                digest.update(np.ascontiguousarray(field[begin:end]).data)
+                release(self.tape)
+        return digest.hexdigest()
+
+    def take(self, rows: Int[np.ndarray, "*batch"]) -> Tape:
+        """Any rows of the tape, copied. Unlike indexing the fields, drawing from a memory-mapped
+        tape for ever keeps no more of it in memory than one draw touches."""
+        taken = Tape(*(field[rows] for field in fields(self.tape)))
+        release(self.tape)
+        return taken
+
+    def _pieces(self) -> Iterator[tuple[int, Tape]]:
+        """The tape in pieces, each with its first row, in bounded memory."""
+        for begin, end in spans(len(self.tape.start), PASS_ROWS):
+            yield begin, slice_rows(self.tape, begin, end)
+            release(self.tape)
+
+
+def _column(key: str, values: np.ndarray | Sequence[Any]) -> Column:
+    try:
+        return Column(key, np.asarray(values))
+    except ValueError as error:  # a ragged list
+        raise DatasetError(
+            f"arrays: '{key}' is not an array: {error}. Give rows of one length."
+        ) from None

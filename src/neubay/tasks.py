@@ -342,10 +342,10 @@ def task_from_env(
             f"environment '{env_id}' states no maximum episode length; pass horizon=..."
         )
     actions: ContinuousActions | DiscreteActions
-    if facts.action_count is not None:
-        actions = DiscreteActions(facts.action_count)
+    if isinstance(facts.actions, int):
+        actions = DiscreteActions(facts.actions)
     else:
-        actions = ContinuousActions(facts.action_low, facts.action_high)
+        actions = ContinuousActions(*facts.actions)
     return Task(
         name=name or env_id,
         state_size=facts.state_size,

@@ -1,37 +1,33 @@
 """The dataset: a tape, the task it belongs to, and where it came from."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from neubay.data.layout import Bound, anonymous_task, expected_rows, lay_out, with_longest_episode
 from neubay.data.rows import (
-    Bound,
     Column,
-    MemoryWriter,
     Rows,
-    anonymous_task,
-    expected_rows,
-    fields,
-    lay_out,
-    read_all_flags,
+    read_flags,
     refuse,
     spans,
     structure_findings,
     task_findings,
-    with_longest_episode,
 )
-from neubay.data.store import release
+from neubay.data.store import FIELDS, MemoryWriter, fields, release
 from neubay.errors import DatasetError
 from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
 from neubay.tasks import Task, get_task
 
-PASS_ROWS = 1 << 20
+PIECE_ROWS = 1 << 18
 """Rows looked at together when the whole tape is read; bounds memory where it is mapped."""
+
+ArrayLike = np.ndarray | Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +44,12 @@ class Dataset:
     @classmethod
     def from_arrays(
         cls,
-        states: np.ndarray | Sequence[Any],
-        actions: np.ndarray | Sequence[Any],
-        rewards: np.ndarray | Sequence[Any],
-        terminals: np.ndarray | Sequence[Any],
-        timeouts: np.ndarray | Sequence[Any] | None = None,
-        next_states: np.ndarray | Sequence[Any] | None = None,
+        states: ArrayLike,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        terminals: ArrayLike,
+        timeouts: ArrayLike | None = None,
+        next_states: ArrayLike | None = None,
         *,
         task: Task | str | None = None,
         action_bounds: tuple[Bound, Bound] | None = None,
@@ -80,7 +76,7 @@ class Dataset:
             raise DatasetError(
                 "action_bounds: the task has bounds of its own. Give one of the two."
             )
-        columns = {
+        arrays = {
             "states": states,
             "actions": actions,
             "rewards": rewards,
@@ -88,16 +84,18 @@ class Dataset:
             "timeouts": timeouts,
             "next_states": next_states,
         }
-        rows = Rows(
-            name,
-            **{key: _column(key, values) for key, values in columns.items() if values is not None},
-        )
+        columns: dict[str, Any] = {
+            key: None if values is None else _column(key, values) for key, values in arrays.items()
+        }
+        rows = Rows(file=name, **columns)
         refuse(structure_findings(rows))
         known = get_task(task) if isinstance(task, str) else task
         chosen = anonymous_task(rows, name, action_bounds) if known is None else known
         refuse(task_findings(rows, chosen))
-        flags = read_all_flags(rows, chosen)
-        tape = lay_out(rows, chosen, flags, MemoryWriter(expected_rows(rows, flags), chosen))
+        flags = read_flags(rows, chosen, horizon_known=known is not None)
+        writer = MemoryWriter(expected_rows(rows, flags), chosen.state_size, chosen.actions.size)
+        lay_out(rows, chosen, flags, writer)
+        tape = writer.tape()
         if known is None:
             chosen = with_longest_episode(chosen, tape)
         return cls(tape=tape, task=chosen, name=name, source=name)
@@ -122,15 +120,13 @@ class Dataset:
 
     @cached_property
     def lifetimes(self) -> Int[np.ndarray, " episodes"]:
-        """Steps of every episode up to and including its first terminal one.
-
-        The whole episode, but where the logged run went on after a terminal (AntMaze).
-        """
+        """Steps of every episode up to and including its first terminal one: the whole episode,
+        but where the logged run went on after a terminal (AntMaze)."""
         first, length = self.bounds
-        lifetimes = length.copy()
         terminal = np.flatnonzero(self.tape.terminated)
         episode = np.searchsorted(first, terminal, side="right") - 1
         ended, earliest = np.unique(episode, return_index=True)
+        lifetimes = length.copy()
         lifetimes[ended] = terminal[earliest] - first[ended] + 1
         return lifetimes
 
@@ -138,7 +134,8 @@ class Dataset:
     def histories(self) -> Prefix:
         """Per episode, the part that may be an agent's history: at most T steps, and nothing
         beyond the first terminal. h_t exists for every t in 0 .. length."""
-        return Prefix(first=self.bounds[0], length=np.minimum(self.lifetimes, self.task.horizon))
+        length = np.minimum(self.lifetimes, self.task.horizon)
+        return Prefix(first=self.bounds[0], length=length)
 
     @cached_property
     def world_rows(self) -> Int[np.ndarray, " transitions"]:
@@ -147,7 +144,7 @@ class Dataset:
         terminated = np.asarray(self.tape.terminated)
         if self.task.world_skips_timeouts:
             first, length = self.bounds
-            last = (first + length - 1)[length > 0]
+            last = first + length - 1
             used[last[~terminated[last]]] = False
         if self.task.world_skips_terminals:
             used &= ~terminated
@@ -159,10 +156,10 @@ class Dataset:
         first, _ = self.bounds
         beyond = first + self.lifetimes
         returns = np.zeros(len(first))
-        for begin, tape in self._pieces():
-            rows = np.arange(begin, begin + len(tape.reward))
+        for begin, piece in self.pieces():
+            rows = np.arange(begin, begin + len(piece.reward))
             episode = np.searchsorted(first, rows, side="right") - 1
-            raw = tape.reward.astype(np.float64) - self.task.reward_shift
+            raw = np.asarray(piece.reward, dtype=np.float64) - self.task.reward_shift
             raw[rows >= beyond[episode]] = 0
             returns[episode[0] : episode[-1] + 1] += np.bincount(episode - episode[0], raw)
         return returns
@@ -170,10 +167,10 @@ class Dataset:
     @cached_property
     def hash(self) -> str:
         """Hash of the content: equal tapes have equal hashes, whatever file they came from."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, field in zip(Tape._fields, fields(self.tape), strict=False):
+        digest = blake2b(digest_size=16)
+        for name, field in zip(FIELDS, fields(self.tape), strict=True):
             digest.update(f"{name} {field.dtype.str} {field.shape}\n".encode())
-            for begin, end in spans(len(field), PASS_ROWS):
+            for begin, end in spans(len(field), PIECE_ROWS):
                 digest.update(np.ascontiguousarray(field[begin:end]).data)
                 release(self.tape)
         return digest.hexdigest()
@@ -185,17 +182,17 @@ class Dataset:
         release(self.tape)
         return taken
 
-    def _pieces(self) -> Iterator[tuple[int, Tape]]:
+    def pieces(self) -> Iterator[tuple[int, Tape]]:
         """The tape in pieces, each with its first row, in bounded memory."""
-        for begin, end in spans(len(self.tape.start), PASS_ROWS):
+        for begin, end in spans(len(self.tape.start), PIECE_ROWS):
             yield begin, slice_rows(self.tape, begin, end)
             release(self.tape)
 
 
-def _column(key: str, values: np.ndarray | Sequence[Any]) -> Column:
+def _column(key: str, values: ArrayLike) -> Column:
     try:
         return Column(key, np.asarray(values))
-    except ValueError as error:  # a ragged list
+    except ValueError as problem:  # a ragged list
         raise DatasetError(
-            f"arrays: '{key}' is not an array: {error}. Give rows of one length."
+            f"'{key}' is not an array: {problem}. Give rows of one length."
         ) from None

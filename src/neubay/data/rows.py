@@ -1,23 +1,19 @@
-"""Flat rows, the form in which datasets are published, and how they become a tape.
+"""Flat rows, the form in which datasets are published, read block by block.
 
-Row i of a file holds s_i, a_i, r_{i+1} and the flags of that step. An episode is a run of rows
-up to a row that ends it. Where the file stores successors (`next_states`), an episode of L rows
-has L steps; where it does not, the last row of an episode has no successor: it becomes the
-tape's s_L row, and its action, reward and flags are dropped.
-
-Everything is read once, block by block, so that a file need not fit into memory.
+Row i of a file holds s_i, a_i, r_{i+1} and the flags of that step; an episode is a run of rows.
+Nothing here needs a file to fit into memory, and nothing refuses odd values: `layout.py` does,
+`validate.py` reports them.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from neubay.data.findings import Finding, error
-from neubay.tape import Tape
-from neubay.tasks import ContinuousActions, DiscreteActions, Task
+from neubay.tasks import DiscreteActions, Task
 
 BLOCK_ROWS = 1 << 14
 """Rows read at a time: a block of any usual state stays in the processor's cache."""
@@ -26,20 +22,10 @@ SUCCESSOR_TOLERANCE = 1e-4
 """A stored successor and the next row's state are the same up to this, absolute and relative:
 wide enough for rounding, far below the distance of a reset."""
 
-BOUNDS_TOLERANCE = 1e-4
-"""How far beyond its bounds, as a share of their width, an action is clipped, not refused."""
-
-MOST_DISCRETE_ACTIONS = 1024
-"""Without a task, integers above this are taken for something other than action numbers."""
-
-
-Bound = int | float | Sequence[float] | np.ndarray
-"""The low or high end of actions: one for all dimensions, or one each."""
-
 
 @runtime_checkable
 class Values(Protocol):
-    """The part of an array that is needed to read it block by block."""
+    """The part of an array that is needed to read it block by block, from first to last."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -66,8 +52,23 @@ class Column:
     def width(self) -> int:
         return self.values.shape[1] if len(self.values.shape) == 2 else 1
 
+    @property
+    def kind(self) -> str:
+        """NumPy's letter for the kind of values: 'f' for floats, 'i' for integers, ..."""
+        return np.dtype(self.values.dtype).kind
+
     def read(self, begin: int, end: int) -> np.ndarray:
         return np.asarray(self.values[begin:end])
+
+
+class Keys(NamedTuple):
+    """What the columns are called, and where: for messages."""
+
+    file: str
+    states: str
+    actions: str
+    rewards: str
+    next_states: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +82,17 @@ class Rows:
     terminals: Column
     timeouts: Column | None = None
     next_states: Column | None = None
+    first_rows: Column | None = None
+    """NeoRL's `index`: the first row of every episode."""
+    terminals_mark_any_end: bool = False
+    """The flag is Gym's old `done`, true at terminals and at timeouts."""
 
     def __len__(self) -> int:
         return len(self.states)
 
     @property
     def columns(self) -> list[Column]:
+        """The columns with one entry per row."""
         every = (
             self.states,
             self.actions,
@@ -98,30 +104,34 @@ class Rows:
         return [column for column in every if column is not None]
 
     @property
+    def keys(self) -> Keys:
+        return Keys(
+            self.file,
+            self.states.key,
+            self.actions.key,
+            self.rewards.key,
+            self.states.key if self.next_states is None else self.next_states.key,
+        )
+
+    @property
     def block_rows(self) -> int:
         """Rows to read at a time."""
         return max(BLOCK_ROWS, *(column.read_rows for column in self.columns))
 
 
-# --- what must hold before a value is read -------------------------------------------------
+def spans(count: int, step: int) -> Iterator[tuple[int, int]]:
+    """0 .. count in pieces of at most `step`: (begin, end)."""
+    for begin in range(0, count, step):
+        yield begin, min(begin + step, count)
+
+
+# ---------------------------------------------------- what must hold before a value is read
 
 
 def structure_findings(rows: Rows) -> list[Finding]:
     """Everything wrong with the types, shapes and lengths of the columns."""
-    found = []
-    for column in rows.columns:
-        kind = np.dtype(column.values.dtype).kind
-        if kind not in "fiub":
-            what = {"S": "text", "U": "text", "T": "text", "O": "objects", "c": "complex numbers"}
-            found.append(
-                error(
-                    rows.file,
-                    column.key,
-                    None,
-                    f"holds {what.get(kind, f'values of type {column.values.dtype}')}, not numbers",
-                    "Store it as float32, and flags as bool",
-                )
-            )
+    columns = rows.columns + ([] if rows.first_rows is None else [rows.first_rows])
+    found = [_kind_finding(rows.file, column) for column in columns if column.kind not in "fiub"]
     found += _shape_findings(rows)
     if not found and len(rows) == 0:
         found.append(
@@ -130,17 +140,24 @@ def structure_findings(rows: Rows) -> list[Finding]:
     return found
 
 
+def _kind_finding(file: str, column: Column) -> Finding:
+    names = {"S": "text", "U": "text", "T": "text", "O": "objects or text", "c": "complex numbers"}
+    what = names.get(column.kind, f"values of type {column.values.dtype}")
+    remedy = "Store numbers as float32 and flags as bool"
+    return error(file, column.key, None, f"holds {what}, not numbers", remedy)
+
+
 def _shape_findings(rows: Rows) -> list[Finding]:
     found = []
     for column in rows.columns:
         shape = column.values.shape
+        matrix = len(shape) == 2 and shape[1] > 0
         if column is rows.states or column is rows.next_states:
-            fits, wanted = len(shape) == 2 and shape[1] > 0, "(rows, state size)"
+            fits, wanted = matrix, "(rows, state size)"
         elif column is rows.actions:
-            fits = len(shape) == 1 or (len(shape) == 2 and shape[1] > 0)
-            wanted = "(rows, action size), or (rows,) for discrete actions"
+            fits, wanted = matrix or len(shape) == 1, "(rows, action size), or (rows,) if discrete"
         else:
-            fits, wanted = len(shape) == 1 or (len(shape) == 2 and shape[1] == 1), "(rows,)"
+            fits, wanted = len(shape) == 1 or (matrix and shape[1] == 1), "(rows,)"
         if not fits:
             found.append(
                 error(rows.file, column.key, None, f"has shape {shape}", f"Make it {wanted}")
@@ -175,28 +192,19 @@ def task_findings(rows: Rows, task: Task) -> list[Finding]:
     found = []
     remedy = "Name the right task, or none to take the sizes from the data"
     if rows.states.width != task.state_size:
-        found.append(
-            error(
-                rows.file,
-                rows.states.key,
-                None,
-                f"has states of size {rows.states.width}, task '{task.name}' has {task.state_size}",
-                remedy,
-            )
+        message = (
+            f"has states of size {rows.states.width}, but those of task '{task.name}' "
+            f"have {task.state_size}"
         )
-    wanted = 1 if isinstance(task.actions, DiscreteActions) else task.actions.size
-    if rows.actions.width != wanted:
-        kind = "action numbers" if isinstance(task.actions, DiscreteActions) else "actions of size"
-        found.append(
-            error(
-                rows.file,
-                rows.actions.key,
-                None,
-                f"has actions of size {rows.actions.width}, task '{task.name}' has {kind} "
-                f"{task.actions.size}",
-                remedy,
-            )
+        found.append(error(rows.file, rows.states.key, None, message, remedy))
+    discrete = isinstance(task.actions, DiscreteActions)
+    if rows.actions.width != (1 if discrete else task.actions.size):
+        theirs = f"are numbers below {task.actions.size}" if discrete else f"{task.actions.size}"
+        message = (
+            f"has actions of size {rows.actions.width}, but those of task '{task.name}' "
+            f"{theirs if discrete else f'have {theirs}'}"
         )
+        found.append(error(rows.file, rows.actions.key, None, message, remedy))
     return found
 
 
@@ -206,60 +214,99 @@ def refuse(found: list[Finding]) -> None:
         raise finding.as_error()
 
 
-# --- values --------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- flags, read whole
 
 
-def not_finite(values: np.ndarray) -> int | None:
-    """The first row with a NaN or infinite value, or none."""
-    # A sum is finite only if its terms are, and is many times faster than looking at each;
-    # it may also overflow, so that only the slow look decides.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum(dtype=values.dtype)):
-            return None
-    bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-    return int(np.argmax(bad)) if bad.any() else None
+@dataclass(frozen=True, eq=False)
+class Flags:
+    """The flags of a source, and the ends of episodes as far as they tell."""
+
+    terminals: Bool[np.ndarray, " rows"]
+    ends: Bool[np.ndarray, " rows"]
+    horizon: int | None
+    """Where an episode ends at the latest: T if there are no timeouts to say so."""
 
 
-def as_float32(values: np.ndarray) -> np.ndarray:
-    """As float32; what is too large for it becomes infinite, and is found by `not_finite`."""
-    if values.dtype == np.float32:
-        return values
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(np.float32)
+def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
+    """Terminals and timeouts end an episode; timeouts alone where the task says so.
+
+    Args:
+        horizon_known: false for a task that was made from the data, whose T is none yet.
+    """
+    terminals = read_flag(rows, rows.terminals)
+    ends = np.zeros(len(rows), dtype=bool) if task.split_by_timeouts_only else terminals.copy()
+    timeouts = None if rows.timeouts is None else read_flag(rows, rows.timeouts)
+    if timeouts is not None:
+        ends |= timeouts
+    if rows.first_rows is not None:
+        ends[_first_rows(rows, rows.first_rows)[1:] - 1] = True
+    ends[-1] = True
+    if rows.terminals_mark_any_end:
+        if timeouts is not None:
+            terminals &= ~timeouts
+        elif horizon_known:
+            # An episode of T steps ran out of time; a shorter one was terminated.
+            last = np.flatnonzero(ends)
+            ran_out = np.diff(last, prepend=-1) >= task.horizon
+            terminals[last[ran_out]] = False
+        elif terminals.any():
+            raise error(
+                rows.file,
+                rows.terminals.key,
+                int(np.argmax(terminals)),
+                "marks an end, but not whether the episode terminated or ran out of time",
+                "Name the task, whose horizon decides, or store 'terminals' and 'timeouts'",
+            ).as_error()
+    told = timeouts is not None or rows.first_rows is not None
+    return Flags(terminals, ends, task.horizon if horizon_known and not told else None)
 
 
-def read_flags(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:
+def read_flag(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:
     """A whole column of flags: false and true, or the numbers 0 and 1."""
     flags = np.empty(len(column), dtype=bool)
     for begin, end in spans(len(column), rows.block_rows):
         values = column.read(begin, end).reshape(-1)
         flags[begin:end] = values != 0
-        if values.dtype != bool:
-            odd = (values != 0) & (values != 1)
-            if odd.any():
-                row = int(np.argmax(odd))
-                raise error(
-                    rows.file,
-                    column.key,
-                    begin + row,
-                    f"is {values[row]}, neither 0 nor 1",
-                    "Store flags as bool",
-                ).as_error()
+        odd = np.flatnonzero(values[flags[begin:end]] != 1)
+        if len(odd):
+            row = int(np.flatnonzero(flags[begin:end])[odd[0]])
+            message = f"is {values[row]}, neither 0 nor 1"
+            raise error(
+                rows.file, column.key, begin + row, message, "Store flags as bool"
+            ).as_error()
     return flags
 
 
-def spans(count: int, step: int) -> Iterator[tuple[int, int]]:
-    """0 .. count in pieces of at most `step`: (begin, end)."""
-    for begin in range(0, count, step):
-        yield begin, min(begin + step, count)
+def _first_rows(rows: Rows, column: Column) -> Int[np.ndarray, " episodes"]:
+    """NeoRL's index: row numbers that begin at 0 and grow."""
+    values = column.read(0, len(column)).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        first = values.astype(np.int64)
+    sound = (
+        len(first) > 0
+        and np.array_equal(first, values)
+        and first[0] == 0
+        and first[-1] < len(rows)
+        and (np.diff(first) > 0).all()
+    )
+    if not sound:
+        raise error(
+            rows.file,
+            column.key,
+            None,
+            f"does not hold the first row of every episode: growing numbers from 0 to below "
+            f"{len(rows)}",
+            "Repair or leave out this key",
+        ).as_error()
+    return first
 
 
-# --- blocks: rows with their episode ends --------------------------------------------------
+# -------------------------------------------------------- blocks: rows with episode ends
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Consecutive rows as stored, flags read and ends decided."""
+    """Consecutive rows as stored, with their episode ends decided."""
 
     begin: int
     states: np.ndarray
@@ -267,34 +314,15 @@ class Block:
     rewards: np.ndarray
     next_states: np.ndarray | None
     terminals: Bool[np.ndarray, " rows"]
-    ends: Bool[np.ndarray, " rows"]
-    """This row is the last of its episode."""
     starts: Bool[np.ndarray, " rows"]
     """This row is the first of its episode."""
-    jumps: Int[np.ndarray, " jumps"]
-    """Rows inside an episode, by the flags, whose stored successor is not the next row."""
-
-
-@dataclass(frozen=True, eq=False)
-class Flags:
-    """The flags of a source, read whole, and the ends of episodes as far as they tell."""
-
-    terminals: Bool[np.ndarray, " rows"]
     ends: Bool[np.ndarray, " rows"]
-    has_timeouts: bool
+    """This row is the last of its episode."""
+    jumps: Int[np.ndarray, " jumps"]
+    """Rows that end an episode only because their stored successor is not the next row."""
 
 
-def read_all_flags(rows: Rows, task: Task) -> Flags:
-    """Terminals and timeouts end an episode; timeouts alone where the task says so."""
-    terminals = read_flags(rows, rows.terminals)
-    ends = np.zeros(len(rows), dtype=bool) if task.split_by_timeouts_only else terminals.copy()
-    if rows.timeouts is not None:
-        ends |= read_flags(rows, rows.timeouts)
-    ends[-1] = True
-    return Flags(terminals, ends, rows.timeouts is not None)
-
-
-def blocks(rows: Rows, task: Task, flags: Flags) -> Iterator[Block]:
+def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
     """Read everything once, and decide where episodes end.
 
     Flags end an episode, and so does a stored successor that is not the next row's state:
@@ -302,291 +330,59 @@ def blocks(rows: Rows, task: Task, flags: Flags) -> Iterator[Block]:
     an episode ends at the horizon T at the latest.
     """
     previous_ended = True
-    steps = 0  # rows of the running episode in earlier blocks
+    steps = 0  # of the running episode in earlier blocks
+    ahead = rows.states.read(0, min(rows.block_rows, len(rows)))
     for begin, end in spans(len(rows), rows.block_rows):
-        # One row more than the block: the successor of its last row.
-        states = rows.states.read(begin, min(end + 1, len(rows)))
+        states, ahead = ahead, rows.states.read(end, min(end + rows.block_rows, len(rows)))
         next_states = None if rows.next_states is None else rows.next_states.read(begin, end)
         ends = flags.ends[begin:end].copy()
         jumps = np.zeros(0, dtype=np.int64)
         if next_states is not None:
-            candidates = _jumps(next_states[: len(states) - 1], states[1:])
-            jumps = candidates[~ends[candidates]]
+            jumps = _jumps(states, next_states, ahead[:1])
+            jumps = jumps[~ends[jumps]]
             ends[jumps] = True
-        if not flags.has_timeouts:
-            _cut_at_horizon(ends, steps, task.horizon)
+        if flags.horizon is not None:
+            _cut_at_horizon(ends, steps, flags.horizon)
         last = np.flatnonzero(ends)
-        steps = steps + len(ends) if len(last) == 0 else len(ends) - 1 - int(last[-1])
+        steps = len(ends) - 1 - int(last[-1]) if len(last) else steps + len(ends)
         starts = np.concatenate([[previous_ended], ends[:-1]])
         previous_ended = bool(ends[-1])
         yield Block(
             begin=begin,
-            states=states[: end - begin],
+            states=states,
             actions=rows.actions.read(begin, end),
             rewards=rows.rewards.read(begin, end).reshape(-1),
             next_states=next_states,
             terminals=flags.terminals[begin:end],
-            ends=ends,
             starts=starts,
-            jumps=jumps + begin,
+            ends=ends,
+            jumps=jumps,
         )
 
 
-def _jumps(successors: np.ndarray, following: np.ndarray) -> Int[np.ndarray, " jumps"]:
+def _jumps(
+    states: np.ndarray, next_states: np.ndarray, ahead: np.ndarray
+) -> Int[np.ndarray, " jumps"]:
     """Rows whose stored successor is not the state of the following row."""
     # Equal but for an episode's last row, in good data: a flat comparison finds the few others.
-    different = np.flatnonzero(successors.reshape(-1) != following.reshape(-1))
-    candidates = np.unique(different // max(successors.shape[1], 1))
-    a, b = as_float32(successors[candidates]), as_float32(following[candidates])
+    different = next_states[:-1].reshape(-1) != states[1:].reshape(-1)
+    candidates = np.unique(np.flatnonzero(different) // states.shape[1])
+    following = states[candidates + 1]
+    if len(ahead):
+        candidates = np.append(candidates, len(states) - 1)
+        following = np.concatenate([following, ahead])
     with np.errstate(invalid="ignore", over="ignore"):  # values are checked by who uses them
-        close = np.isclose(a, b, rtol=SUCCESSOR_TOLERANCE, atol=SUCCESSOR_TOLERANCE)
+        close = np.isclose(
+            next_states[candidates], following, rtol=SUCCESSOR_TOLERANCE, atol=SUCCESSOR_TOLERANCE
+        )
     return candidates[~close.all(axis=1)]
 
 
 def _cut_at_horizon(ends: Bool[np.ndarray, " rows"], steps: int, horizon: int) -> None:
-    """Mark, in place, every `horizon`-th row of an episode; `steps` rows came before."""
+    """Mark, in place, every `horizon`-th row of an episode; `steps` rows of it came before."""
     last = np.append(np.flatnonzero(ends), len(ends))
     first = np.concatenate([[-steps], last[:-1] + 1])
     long = last - first >= horizon
     for begin, end in zip(first[long].tolist(), last[long].tolist(), strict=True):
         cuts = np.arange(begin + horizon - 1, end, horizon)
         ends[cuts[cuts >= 0]] = True
-
-
-# --- the tape ------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class TapeWriter(Protocol):
-    """Where a tape is put together: memory, or a folder of files."""
-
-    def extend(self, rows: int) -> Tape:
-        """The next `rows` rows, to be filled in before the next call."""
-        ...
-
-    def finish(self) -> Tape:
-        """The whole tape, read-only."""
-        ...
-
-
-class MemoryWriter:
-    """A tape in memory, allocated once for the rows expected and grown if there are more."""
-
-    def __init__(self, expected_rows: int, task: Task) -> None:
-        self._tape = allocate(expected_rows, task.state_size, task.actions.size)
-        self._rows = 0
-
-    def extend(self, rows: int) -> Tape:
-        begin, self._rows = self._rows, self._rows + rows
-        capacity = len(self._tape.start)
-        if self._rows > capacity:
-            grown = allocate(
-                self._rows + capacity // 4, self._tape.state.shape[1], self._tape.action.shape[1]
-            )
-            for new, old in zip(fields(grown), fields(self._tape), strict=True):
-                new[:begin] = old[:begin]
-            self._tape = grown
-        return Tape(*(field[begin : self._rows] for field in fields(self._tape)))
-
-    def finish(self) -> Tape:
-        tape = Tape(*(field[: self._rows] for field in fields(self._tape)))
-        for field in fields(tape):
-            field.flags.writeable = False
-        return tape
-
-
-def allocate(rows: int, state_size: int, action_size: int) -> Tape:
-    """A tape of real rows whose other fields are yet to be filled in."""
-    return Tape(
-        state=np.empty((rows, state_size), dtype=np.float32),
-        action=np.empty((rows, action_size), dtype=np.float32),
-        reward=np.empty(rows, dtype=np.float32),
-        terminated=np.empty(rows, dtype=bool),
-        start=np.empty(rows, dtype=bool),
-        real=np.ones(rows, dtype=bool),
-    )
-
-
-def fields(tape: Tape) -> list[np.ndarray]:
-    """The fields that data has: all but the penalty, which belongs to imagined rows."""
-    return [np.asarray(field) for field in tape if field is not None]
-
-
-def expected_rows(rows: Rows, flags: Flags) -> int:
-    """Rows of the tape, if the flags tell all ends."""
-    return len(rows) + (int(flags.ends.sum()) if rows.next_states is not None else 0)
-
-
-def lay_out(rows: Rows, task: Task, flags: Flags, writer: TapeWriter) -> Tape:
-    """Read the rows, check every value, and write them as a tape of the task."""
-    for block in blocks(rows, task, flags):
-        _write(block, rows, task, writer)
-    tape = writer.finish()
-    if not len(tape.start):
-        raise error(
-            rows.file,
-            rows.states.key,
-            None,
-            "has no step with a successor: every episode is a single row",
-            f"Store the successors under 'next_observations', or longer episodes than in "
-            f"'{rows.terminals.key}'",
-        ).as_error()
-    return tape
-
-
-def _write(block: Block, rows: Rows, task: Task, writer: TapeWriter) -> None:
-    states = checked(block.states, rows, rows.states, block.begin)
-    rewards = checked(block.rewards, rows, rows.rewards, block.begin)
-    actions = unit_actions(block.actions, rows, task, block.begin)
-    ends = np.flatnonzero(block.ends)
-    if rows.next_states is not None and block.next_states is not None:
-        successors = checked(block.next_states, rows, rows.next_states, block.begin)
-        # Row j moves down by one for every episode that ended before it.
-        place = np.arange(len(states)) + np.concatenate([[0], np.cumsum(block.ends[:-1])])
-        final = place[ends] + 1
-        out = writer.extend(len(states) + len(ends))
-        out.state[final] = successors[ends]
-        kept: Any = slice(None)
-    else:
-        # An episode of one row has no step at all, and is left out.
-        kept = ~(block.ends & block.starts)
-        if kept.all():
-            kept = slice(None)
-        final = np.flatnonzero(block.ends[kept])
-        place = np.arange(len(states[kept]))
-        out = writer.extend(len(place))
-    out.state[place] = states[kept]
-    out.action[place] = actions[kept]
-    out.reward[place] = rewards[kept] + np.float32(task.reward_shift)
-    out.terminated[place] = block.terminals[kept]
-    out.start[place] = block.starts[kept]
-    if rows.next_states is not None:
-        out.start[final] = False
-    out.action[final] = 0
-    out.reward[final] = 0
-    out.terminated[final] = False
-    out.real[:] = True
-
-
-def checked(values: np.ndarray, rows: Rows, column: Column, begin: int) -> np.ndarray:
-    """The values as float32, refused if one is not finite."""
-    result = as_float32(values)
-    row = not_finite(result)
-    if row is not None:
-        raise error(
-            rows.file,
-            column.key,
-            begin + row,
-            f"holds {_odd_value(values[row], result[row])}",
-            "Remove or repair the episode it belongs to",
-        ).as_error()
-    return result
-
-
-def _odd_value(original: np.ndarray, converted: np.ndarray) -> str:
-    value = np.atleast_1d(original)[int(np.argmax(~np.isfinite(np.atleast_1d(converted))))]
-    return str(value) if not np.isfinite(value) else f"{value}, too large for float32"
-
-
-def unit_actions(
-    values: np.ndarray, rows: Rows, task: Task, begin: int
-) -> Float[np.ndarray, "rows a"]:
-    """Actions of the environment as actions of the tape, refused if outside the task's."""
-    if isinstance(task.actions, DiscreteActions):
-        flat = values.reshape(-1)
-        with np.errstate(invalid="ignore"):
-            bad = ~((flat >= 0) & (flat < task.actions.n) & (flat == np.floor(flat)))
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise error(
-                rows.file,
-                rows.actions.key,
-                begin + row,
-                f"is {flat[row]}, not an action number from 0 to {task.actions.n - 1}",
-                "Number the actions from 0, or give a task with more of them",
-            ).as_error()
-        return task.to_unit(flat.astype(np.int64)).astype(np.float32, copy=False)
-    actions = checked(values.reshape(len(values), -1), rows, rows.actions, begin)
-    low, high = (np.asarray(b, dtype=np.float32) for b in (task.actions.low, task.actions.high))
-    slack = BOUNDS_TOLERANCE * (high - low)
-    if (actions < low - slack).any() or (actions > high + slack).any():
-        outside = ((actions < low - slack) | (actions > high + slack)).any(axis=1)
-        row = int(np.argmax(outside))
-        worst = actions[row, int(np.argmax(np.maximum(low - actions[row], actions[row] - high)))]
-        raise error(
-            rows.file,
-            rows.actions.key,
-            begin + row,
-            f"holds {worst:g}, outside the bounds {_bounds(low, high)}",
-            "Give a task with the right bounds, or clip the actions",
-        ).as_error()
-    # Rounding may carry the image of a bound a little beyond 1.
-    return np.clip(task.to_unit(actions), -1, 1).astype(np.float32, copy=False)
-
-
-def _bounds(low: np.ndarray, high: np.ndarray) -> str:
-    if (low == low[0]).all() and (high == high[0]).all():
-        return f"[{low[0]:g}, {high[0]:g}]"
-    return f"{low.tolist()} to {high.tolist()}"
-
-
-# --- a task made from the data -------------------------------------------------------------
-
-
-def anonymous_task(rows: Rows, name: str, bounds: tuple[Bound, Bound] | None = None) -> Task:
-    """A task with the data's sizes and nothing else: no environment, no termination rule.
-
-    Its horizon is an upper bound until the episodes are known: see `with_longest_episode`.
-    """
-    discrete = _discrete_actions(rows) if bounds is None else None
-    actions = discrete or _box(rows, (-1.0, 1.0) if bounds is None else bounds)
-    return Task(name=name, state_size=rows.states.width, actions=actions, horizon=max(len(rows), 1))
-
-
-def _box(rows: Rows, bounds: tuple[Bound, Bound]) -> ContinuousActions:
-    size = rows.actions.width
-    try:
-        low, high = (
-            np.broadcast_to(np.asarray(bound, dtype=np.float32), (size,)) for bound in bounds
-        )
-    except (ValueError, TypeError):
-        low = high = np.zeros(size, dtype=np.float32)
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise error(
-            rows.file,
-            rows.actions.key,
-            None,
-            f"cannot be scaled from the bounds {bounds}",
-            f"Give two finite numbers, low below high, or two arrays of {size} of them",
-        ).as_error()
-    return ContinuousActions(low=low, high=high)
-
-
-def _discrete_actions(rows: Rows) -> DiscreteActions | None:
-    """Integers, one per row, number discrete actions; anything else is continuous."""
-    column = rows.actions
-    if np.dtype(column.values.dtype).kind not in "iub" or column.width != 1:
-        return None
-    highest = 0
-    for begin, end in spans(len(column), rows.block_rows):
-        values = column.read(begin, end).reshape(-1)
-        highest = max(highest, int(values.max()))
-        if values.min() < 0 or highest >= MOST_DISCRETE_ACTIONS:
-            wrong = (values < 0) | (values >= MOST_DISCRETE_ACTIONS)
-            row = int(np.argmax(wrong))
-            raise error(
-                rows.file,
-                column.key,
-                begin + row,
-                f"is {values[row]}: integers are taken for the numbers of discrete actions, "
-                f"from 0 to at most {MOST_DISCRETE_ACTIONS - 1}",
-                "Store continuous actions as float32, or give a task",
-            ).as_error()
-    return DiscreteActions(n=highest + 1)
-
-
-def with_longest_episode(task: Task, tape: Tape) -> Task:
-    """The anonymous task with the longest episode as its horizon T."""
-    first = np.flatnonzero(tape.start)
-    longest = int(np.diff(np.append(first, len(tape.start))).max()) - 1
-    return replace(task, horizon=longest)

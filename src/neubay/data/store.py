@@ -1,16 +1,204 @@
-"""Tapes too large for memory: a folder of .npy files, opened by memory map."""
+"""Where tapes are: in memory or, if too large for it, in a folder of memory-mapped files."""
 
+import json
 import mmap
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
+import numpy as np
+
+from neubay.data.files import CACHE_VARIABLE, cache_directory, written_whole
+from neubay.errors import DatasetError
 from neubay.tape import Tape
+
+MEMORY_LIMIT = 1 << 30
+"""Bytes of a tape beyond which it is kept in files and memory-mapped."""
+
+CACHE_LAYOUT = 1
+"""Counted up when the meaning of the cached files changes."""
+
+FIELDS = ("state", "action", "reward", "terminated", "start", "real")
+"""The fields of a tape that data has: all but the penalty of imagined rows."""
+
+
+def fields(tape: Tape) -> list[np.ndarray]:
+    """The arrays of a dataset's tape, in the order of `FIELDS`."""
+    return [np.asarray(getattr(tape, name)) for name in FIELDS]
+
+
+def row_bytes(state_size: int, action_size: int) -> int:
+    """Bytes of one row of a tape."""
+    return 4 * (state_size + action_size + 1) + 3
+
+
+def allocate(rows: int, state_size: int, action_size: int) -> Tape:
+    """A tape whose values are yet to be filled in."""
+    return Tape(
+        state=np.empty((rows, state_size), dtype=np.float32),
+        action=np.empty((rows, action_size), dtype=np.float32),
+        reward=np.empty(rows, dtype=np.float32),
+        terminated=np.empty(rows, dtype=bool),
+        start=np.empty(rows, dtype=bool),
+        real=np.empty(rows, dtype=bool),
+    )
+
+
+@runtime_checkable
+class TapeWriter(Protocol):
+    """Takes a tape from its first row to its last."""
+
+    rows: int
+    """Rows taken so far."""
+
+    def extend(self, rows: int) -> Tape:
+        """The next `rows` rows, to be filled in before the next call."""
+        ...
+
+
+class MemoryWriter:
+    """A tape in memory, allocated once for the rows expected and grown if there are more."""
+
+    def __init__(self, expected_rows: int, state_size: int, action_size: int) -> None:
+        self.rows = 0
+        self._sizes = (state_size, action_size)
+        self._arrays = fields(allocate(expected_rows, *self._sizes))
+
+    def extend(self, rows: int) -> Tape:
+        begin, self.rows = self.rows, self.rows + rows
+        capacity = len(self._arrays[0])
+        if self.rows > capacity:
+            grown = fields(allocate(self.rows + capacity // 2, *self._sizes))
+            for new, old in zip(grown, self._arrays, strict=True):
+                new[:begin] = old[:begin]
+            self._arrays = grown
+        return Tape(*(array[begin : self.rows] for array in self._arrays))
+
+    def tape(self) -> Tape:
+        """What was taken, read-only."""
+        arrays = [array[: self.rows] for array in self._arrays]
+        for array in arrays:
+            array.flags.writeable = False
+        return Tape(*arrays)
+
+
+class FolderWriter:
+    """A tape as one .npy file per field, written front to back with plain writes.
+
+    Writing through a memory map would make every page of it resident.
+    """
+
+    def __init__(self, folder: Path, state_size: int, action_size: int) -> None:
+        self.rows = 0
+        self._sizes = (state_size, action_size)
+        self._buffer = allocate(0, *self._sizes)
+        self._open_files = ExitStack()
+        self._files = [
+            self._open_files.enter_context((folder / f"{name}.npy").open("wb")) for name in FIELDS
+        ]
+        self._write_headers()
+
+    def extend(self, rows: int) -> Tape:
+        self._flush()
+        self.rows += rows
+        self._buffer = allocate(rows, *self._sizes)
+        return self._buffer
+
+    def __enter__(self) -> "FolderWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._open_files:
+            self._flush()
+            self._write_headers()
+
+    def _flush(self) -> None:
+        for file, array in zip(self._files, fields(self._buffer), strict=True):
+            file.write(array.data)
+
+    def _write_headers(self) -> None:
+        # NumPy leaves room in a header for the rows to grow: its length is always the same.
+        for file, array in zip(self._files, fields(self._buffer), strict=True):
+            file.seek(0)
+            _write_header(file, array.dtype, (self.rows, *array.shape[1:]))
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+# ---------------------------------------------------------------------------- memory map
+
+
+def mapped_tape(
+    origin: dict[str, Any], size: int, sizes: tuple[int, int], build: Callable[[TapeWriter], None]
+) -> Tape:
+    """A memory-mapped tape from the cache, built first where it is not there.
+
+    Args:
+        origin: what the tape depends on; another origin is another tape.
+        size: the bytes expected, to be sure that they fit on the disk.
+        sizes: of states and actions.
+        build: writes the tape.
+    """
+    text = json.dumps([CACHE_LAYOUT, origin], sort_keys=True)
+    folder = cache_directory() / "tapes" / blake2b(text.encode(), digest_size=16).hexdigest()
+    tape = _open(folder)
+    if tape is None:
+        _check_room(folder.parent, size)
+        with written_whole(folder, overwrite=True) as draft:
+            draft.mkdir()
+            with FolderWriter(draft, *sizes) as writer:
+                build(writer)
+            (draft / "origin.json").write_text(text, encoding="utf-8")
+        tape = _open(folder)
+    if tape is None:
+        raise DatasetError(f"{folder}: vanished while it was opened. Try again.")
+    return tape
+
+
+def _open(folder: Path) -> Tape | None:
+    """The tape in a folder of the cache; none if it is absent or damaged."""
+    try:
+        arrays = [
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in FIELDS
+        ]
+    except (OSError, ValueError):
+        return None
+    return Tape(*arrays) if len({len(array) for array in arrays}) == 1 else None
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Raise where the cache cannot take `size` bytes more."""
+    remedy = f"Set {CACHE_VARIABLE} to a folder on a disk with room for {size / 1e9:.1f} GB"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        writable = os.access(folder, os.W_OK)
+    except OSError as problem:
+        raise DatasetError(
+            f"{folder}: the cache for large datasets cannot be made: "
+            f"{problem.strerror or problem}. {remedy}."
+        ) from None
+    if not writable:
+        raise DatasetError(f"{folder}: the cache for large datasets cannot be written. {remedy}.")
+    if free < size:
+        raise DatasetError(
+            f"{folder}: the cache for large datasets has {free / 1e9:.1f} GB left. {remedy}."
+        )
 
 
 def release(tape: Tape) -> None:
     """Let go of the pages of a memory-mapped tape that were read so far.
 
-    They stay in the system's file cache; only the process no longer counts them as its own.
+    They stay in the system's file cache; the process no longer counts them as its own.
     """
-    if not hasattr(mmap, "MADV_DONTNEED"):
+    if not hasattr(mmap, "MADV_DONTNEED"):  # no such call, as on Windows
         return
     for field in tape:
         base = getattr(field, "base", None)

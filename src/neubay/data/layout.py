@@ -1,0 +1,232 @@
+"""From rows to a tape: every value is checked, scaled and put into its place.
+
+Where a source stores successors, an episode of L rows has L steps. Where it does not, the last
+row of an episode has no successor: it becomes the tape's s_L row, and its action, reward and
+flags are dropped; an episode of a single row has no step at all and is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from neubay.data.findings import error
+from neubay.data.rows import Block, Flags, Keys, Rows, blocks, spans
+from neubay.data.store import TapeWriter
+from neubay.tape import Tape, episode_bounds
+from neubay.tasks import ContinuousActions, DiscreteActions, Task
+
+BOUNDS_TOLERANCE = 1e-4
+"""How far beyond its bounds, as a share of their width, an action is clipped, not refused."""
+
+MOST_DISCRETE_ACTIONS = 1024
+"""Without a task, integers above this are taken for something other than action numbers."""
+
+Bound = int | float | Sequence[float] | np.ndarray
+"""The low or high end of actions: one for all dimensions, or one each."""
+
+
+def lay_out(rows: Rows, task: Task, flags: Flags, writer: TapeWriter) -> None:
+    """Read the rows, check every value, and write them as a tape of the task."""
+    for block in blocks(rows, flags):
+        write_block(block, rows.keys, task, writer)
+    if not writer.rows:
+        raise error(
+            rows.file,
+            rows.states.key,
+            None,
+            "has no step with a successor: every episode is a single row",
+            "Store the successors under 'next_observations', or record longer episodes",
+        ).as_error()
+
+
+def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> None:
+    """Check one block and write it."""
+    states = _finite(block.states, keys.file, keys.states, block.begin)
+    rewards = _finite(block.rewards, keys.file, keys.rewards, block.begin)
+    actions = _unit_actions(block.actions, task, keys, block.begin)
+    starts, terminals = block.starts, block.terminals
+    ends = np.flatnonzero(block.ends)
+    if block.next_states is not None:
+        successors = _finite(block.next_states, keys.file, keys.next_states, block.begin)
+        # A row moves down by one for every episode that ended before it in this block.
+        moved = np.cumsum(block.ends) - block.ends
+        place: Any = np.arange(len(states)) + moved
+        final = place[ends] + 1
+        out = writer.extend(len(states) + len(ends))
+        out.state[final] = successors[ends]
+        out.start[final] = False
+    else:
+        single = block.ends & starts
+        if single.any():
+            kept = ~single
+            states, actions, rewards = states[kept], actions[kept], rewards[kept]
+            starts, terminals = starts[kept], terminals[kept]
+            ends = np.flatnonzero(block.ends[kept])
+        place, final = slice(None), ends
+        out = writer.extend(len(states))
+    out.state[place] = states
+    out.action[place] = actions
+    out.reward[place] = rewards + np.float32(task.reward_shift) if task.reward_shift else rewards
+    out.terminated[place] = terminals
+    out.start[place] = starts
+    out.real[:] = True
+    out.action[final] = 0
+    out.reward[final] = 0
+    out.terminated[final] = False
+
+
+def expected_rows(rows: Rows, flags: Flags) -> int:
+    """Rows of the tape, if the flags tell all ends."""
+    return len(rows) + (int(flags.ends.sum()) if rows.next_states is not None else 0)
+
+
+# --------------------------------------------------------------------------------- values
+
+
+def as_float32(values: np.ndarray) -> Float[np.ndarray, "..."]:
+    """As float32; what is too large for it becomes infinite, and is found by `odd_rows`."""
+    if values.dtype == np.float32:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float32)
+
+
+def all_finite(values: Float[np.ndarray, "..."]) -> bool:
+    """No value is NaN or infinite."""
+    # A sum is finite only if its terms are, and much faster than a look at each; it can also
+    # overflow, and then the slow look decides.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
+
+
+def _finite(values: np.ndarray, file: str, key: str, begin: int) -> Float[np.ndarray, "..."]:
+    """The values as float32, refused if one is not finite."""
+    result = as_float32(values)
+    if not all_finite(result):
+        row = int(np.argmax(~np.isfinite(result).reshape(len(result), -1).all(axis=1)))
+        entries, converted = np.atleast_1d(values[row]), np.atleast_1d(result[row])
+        value = entries[int(np.argmax(~np.isfinite(converted)))]
+        limit = ", too large for float32" if np.isfinite(value) else ""
+        raise error(
+            file, key, begin + row, f"holds {value}{limit}", "Remove or repair its episode"
+        ).as_error()
+    return result
+
+
+def _unit_actions(
+    values: np.ndarray, task: Task, keys: Keys, begin: int
+) -> Float[np.ndarray, "rows a"]:
+    """Actions of the environment as actions of the tape, refused if outside the task's."""
+    if isinstance(task.actions, DiscreteActions):
+        numbers = values.reshape(-1)
+        odd = not_action_numbers(numbers, task.actions)
+        if odd.any():
+            row = int(np.argmax(odd))
+            raise error(
+                keys.file,
+                keys.actions,
+                begin + row,
+                f"is {numbers[row]}, not an action number from 0 to {task.actions.n - 1}",
+                "Number the actions from 0, or give a task with more of them",
+            ).as_error()
+        return task.to_unit(numbers.astype(np.int64))
+    actions = _finite(values.reshape(len(values), -1), keys.file, keys.actions, begin)
+    outside = outside_bounds(actions, task.actions)
+    if outside is not None:
+        row, value, bounds = outside
+        raise error(
+            keys.file,
+            keys.actions,
+            begin + row,
+            f"holds {value:g}, outside the bounds {bounds}",
+            "Give a task or action bounds that hold for the data, or clip the actions",
+        ).as_error()
+    # Rounding, in the data or in the scaling, may lead a little beyond 1.
+    return np.clip(as_float32(task.to_unit(actions)), -1, 1)
+
+
+def not_action_numbers(numbers: np.ndarray, actions: DiscreteActions) -> np.ndarray:
+    """Where the values do not number one of the discrete actions."""
+    with np.errstate(invalid="ignore"):
+        return ~((numbers >= 0) & (numbers < actions.n) & (numbers == np.floor(numbers)))
+
+
+def outside_bounds(
+    actions: Float[np.ndarray, "rows a"], space: ContinuousActions
+) -> tuple[int, float, str] | None:
+    """The first row outside the bounds by more than rounding, its worst value, the bounds."""
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    slack = BOUNDS_TOLERANCE * (high - low)
+    if (actions.min(axis=0) >= low - slack).all() and (actions.max(axis=0) <= high + slack).all():
+        return None
+    row = int(np.argmax(((actions < low - slack) | (actions > high + slack)).any(axis=1)))
+    excess = np.maximum(low - actions[row], actions[row] - high)
+    return row, float(actions[row, int(np.argmax(excess))]), _describe(low, high)
+
+
+def _describe(low: np.ndarray, high: np.ndarray) -> str:
+    if (low == low[0]).all() and (high == high[0]).all():
+        return f"[{low[0]:g}, {high[0]:g}]"
+    return f"{low.tolist()} to {high.tolist()}"
+
+
+# --------------------------------------------------------------- a task made from the data
+
+
+def anonymous_task(rows: Rows, name: str, bounds: tuple[Bound, Bound] | None = None) -> Task:
+    """A task with the data's sizes and nothing else: no environment, no termination rule.
+
+    Its horizon is none until the episodes are known: see `with_longest_episode`.
+    """
+    discrete = _discrete_actions(rows) if bounds is None else None
+    actions = discrete or _box(rows, (-1.0, 1.0) if bounds is None else bounds)
+    return Task(name=name, state_size=rows.states.width, actions=actions, horizon=len(rows))
+
+
+def _box(rows: Rows, bounds: tuple[Bound, Bound]) -> ContinuousActions:
+    size = rows.actions.width
+    try:
+        low, high = (np.broadcast_to(np.asarray(bound, np.float64), (size,)) for bound in bounds)
+    except (ValueError, TypeError):
+        low = high = np.zeros(size)
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise error(
+            rows.file,
+            rows.actions.key,
+            None,
+            f"cannot be scaled from the bounds {bounds}",
+            f"Give two finite numbers, low below high, or two arrays of {size} of them",
+        ).as_error()
+    return ContinuousActions(low=low, high=high)
+
+
+def _discrete_actions(rows: Rows) -> DiscreteActions | None:
+    """Integers, one per row, number discrete actions; anything else is continuous."""
+    column = rows.actions
+    if column.kind not in "iub" or column.width != 1:
+        return None
+    highest = 0
+    for begin, end in spans(len(column), rows.block_rows):
+        values = column.read(begin, end).reshape(-1)
+        odd = (values < 0) | (values >= MOST_DISCRETE_ACTIONS)
+        if odd.any():
+            row = int(np.argmax(odd))
+            raise error(
+                rows.file,
+                column.key,
+                begin + row,
+                f"is {values[row]}; integers are taken for the numbers of discrete actions, "
+                f"from 0 to at most {MOST_DISCRETE_ACTIONS - 1}",
+                "Store continuous actions as float32, or name a task",
+            ).as_error()
+        highest = max(highest, int(values.max()))
+    return DiscreteActions(n=highest + 1)
+
+
+def with_longest_episode(task: Task, tape: Tape) -> Task:
+    """An anonymous task with its horizon T: the longest episode."""
+    _, length = episode_bounds(np.asarray(tape.start))
+    return replace(task, horizon=int(length.max()))

@@ -69,13 +69,13 @@ def _numerical_library(array: AnyArray) -> Any:
 
 
 def agent_input(tape: Tape) -> AgentInput:
-    """Derive (s_t, a_{t-1}, r_t) from a tape of shape (rows, ...) by one shift."""
+    """Derive (s_t, a_{t-1}, r_t) by one shift along the first axis (one tape, or several)."""
     xp = _numerical_library(tape.state)
     last_action = xp.concatenate([xp.zeros_like(tape.action[:1]), tape.action[:-1]])
     last_reward = xp.concatenate([xp.zeros_like(tape.reward[:1]), tape.reward[:-1]])
     return AgentInput(
         state=tape.state,
-        last_action=xp.where(tape.start[:, None], 0, last_action),
+        last_action=xp.where(tape.start[..., None], 0, last_action),
         last_reward=xp.where(tape.start, 0, last_reward),
         start=tape.start,
     )

@@ -1,0 +1,456 @@
+"""Imagination: Algorithm 2, rollouts of a policy in the worlds of the posterior.
+
+    Rollout(h_t, m_theta, pi):
+        repeat
+            a_t ~ pi(h_t);  (r_{t+1}, s_{t+1}) ~ m_theta(s_t, a_t)
+            d_{t+1} = f_term(s_t, a_t, s_{t+1});  cut = U(s_t, a_t) > U(zeta)
+            h_{t+1} = (h_t, a_t, r_{t+1}, s_{t+1});  t <- t + 1
+        until d or cut or t >= T
+
+K rollouts run side by side. Each branches from a history of the data, which the policy reads back
+first, and each lives in one member. They end at different times, so the batch shrinks: whenever the
+live ones fit into the next smaller width, they are gathered and go on there. A rollout draws from
+a key of its own, so that its trajectory does not depend on the batch it is computed in.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from neubay.config import RolloutConfig
+from neubay.data.dataset import Dataset
+from neubay.tape import AgentInput, AnyArray, Prefix, Tape, agent_input
+from neubay.tasks import Task, Termination
+
+Memory = Any  # a pytree; every leaf has the rollouts as its leading axis
+
+CHUNK = 64
+"""Rows of history read at a time: enough for full matmuls, few enough to stay in cache."""
+
+
+class Step(Protocol):
+    """One step of the world."""
+
+    @property
+    def next_state(self) -> Float[Array, "k s"]: ...
+
+    @property
+    def reward(self) -> Float[Array, " k"]: ...
+
+    @property
+    def uncertainty(self) -> Float[Array, " k"]: ...
+
+
+class World(Protocol):
+    """The posterior over worlds."""
+
+    @property
+    def size(self) -> int:
+        """N, the number of members."""
+        ...
+
+    def step(
+        self,
+        state: Float[Array, "k s"],
+        action: Float[Array, "k a"],
+        member: Int[Array, " k"],
+        keys: Key[Array, " k"],
+    ) -> Step:
+        """(s', r) ~ m_theta(s, a), each rollout in its own member and from its own key; U(s, a)."""
+        ...
+
+
+class Policy(Protocol):
+    """A policy as functions of explicit memory."""
+
+    def initial(self, batch: int) -> Memory:
+        """Memory before anything was seen."""
+        ...
+
+    def recall(self, memory: Memory, history: AgentInput, length: Int[Array, " k"]) -> Memory:
+        """Memory after reading rows 0 .. length - 1 of `history`, leaves (rows, k, ...)."""
+        ...
+
+    def act(
+        self, memory: Memory, inputs: AgentInput, keys: Key[Array, " k"]
+    ) -> tuple[Memory, Float[Array, "k a"]]:
+        """Read one row, leaves (k, ...), and choose the action there."""
+        ...
+
+
+class Ending(enum.IntEnum):
+    """Why a rollout ended. Only a terminal state stops bootstrapping."""
+
+    NONE = 0
+    TERMINAL = 1
+    """s_{t+1} is terminal."""
+    UNCERTAIN = 2
+    """U(s_t, a_t) crossed the threshold."""
+    TIMEOUT = 3
+    """t + 1 reached T."""
+    HORIZON = 4
+    """The fixed number of imagined steps H was reached."""
+    NON_FINITE = 5
+    """The world's answer was not finite; that step is not part of the rollout."""
+    UNACTED = 6
+    """The history was a whole episode: there was nothing to imagine."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What ends a rollout and what its rewards cost."""
+
+    horizon: int
+    """T, the maximum episode length in steps, those of the history included."""
+    termination: Termination | None = None
+    """f_term(s, a, s'); none where no state is terminal."""
+    threshold: float = math.inf
+    """U(zeta)."""
+    max_steps: int | None = None
+    """H, a fixed cap on imagined steps."""
+    penalty: float = 0.0
+    """lambda / mean_D(U): what a unit of U takes off the reward."""
+    halt_penalty: float | None = None
+    """MOReL: crossing the threshold is terminal and costs this much."""
+    redraw_member: bool = False
+    """MBPO: a new member at every step."""
+
+    @classmethod
+    def of(
+        cls, config: RolloutConfig, task: Task, *, threshold: float, mean_uncertainty: float
+    ) -> "Rules":
+        """The rules of a configuration; `threshold` is U(zeta), or infinity for none."""
+        return cls(
+            horizon=task.horizon,
+            termination=task.termination,
+            threshold=threshold,
+            max_steps=config.horizon,
+            penalty=config.penalty / mean_uncertainty if config.penalty else 0.0,
+            halt_penalty=config.halt_penalty,
+            redraw_member=config.redraw_member,
+        )
+
+    @property
+    def steps(self) -> int:
+        """The most steps a rollout can have."""
+        return self.horizon if self.max_steps is None else min(self.horizon, self.max_steps)
+
+    @property
+    def penalised(self) -> bool:
+        return self.penalty > 0 or self.halt_penalty is not None
+
+
+class Branches(NamedTuple):
+    """K histories h_t read from the data: where rollouts branch off."""
+
+    history: AgentInput  # rows 0 .. t - 1, padded: leaves (rows, k, ...)
+    inputs: AgentInput  # the input at t, with the branching state s_t: leaves (k, ...)
+    length: Int[np.ndarray, " k"]  # t
+    whole: Bool[np.ndarray, " k"]  # h_t is a whole episode: the data ended there
+
+
+class Rollouts(NamedTuple):
+    """K imagined rollouts. `rows` are those beyond the histories, rollout after rollout:
+    s_t (the branching state), ..., s_{t+L}, that is L + 1 rows for a rollout of L steps."""
+
+    rows: Tape
+    length: Int[np.ndarray, " k"]  # L, the horizon reached
+    ending: Int[np.ndarray, " k"]  # an `Ending`
+    uncertainty: Float[np.ndarray, " k"]  # the largest U on the way, 0 without a step
+
+    def record(self) -> dict[str, float]:
+        """Horizons and endings as plain numbers, for a metrics file."""
+        quantiles = np.quantile(self.length, (0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
+        record = {
+            "horizon_mean": float(self.length.mean()),
+            "uncertainty_max": float(self.uncertainty.max()),
+        }
+        for name, value in zip(("p5", "p25", "p50", "p75", "p95", "max"), quantiles, strict=True):
+            record[f"horizon_{name}"] = float(value)
+        for ending in list(Ending)[1:]:
+            record[f"ended_{ending.name.lower()}"] = float(np.mean(self.ending == ending))
+        return record
+
+
+# --- Where rollouts begin ------------------------------------------------------------------------
+
+
+def draw_histories(
+    rng: np.random.Generator,
+    histories: Prefix,
+    count: int,
+    start: Literal["any", "initial"] = "any",
+) -> Prefix:
+    """Draw h_t uniformly over every time step of every episode, or at s_0 of a random episode.
+
+    The longest come first: reading them back then costs less.
+    """
+    if start == "initial":
+        episode = rng.integers(len(histories.first), size=count)
+        return Prefix(histories.first[episode], np.zeros_like(histories.length[episode]))
+    ends = np.cumsum(histories.length + 1)  # h_t exists for every t in 0 .. length
+    draw = rng.integers(ends[-1], size=count)
+    episode = np.searchsorted(ends, draw, side="right")
+    length = draw - (ends - histories.length - 1)[episode]
+    order = np.argsort(-length, kind="stable")
+    return Prefix(histories.first[episode][order], length[order])
+
+
+def draw_members(rng: np.random.Generator, count: int, members: int) -> Int[np.ndarray, " k"]:
+    """A member for each rollout, spread evenly: no member is used twice more than another."""
+    return rng.permutation(np.resize(rng.permutation(members), count)).astype(np.int32)
+
+
+def branch(dataset: Dataset, prefix: Prefix) -> Branches:
+    """Read the histories, padded to the dataset's longest so that their shape does not change."""
+    first, length = np.asarray(prefix.first), np.asarray(prefix.length)
+    longest = int(dataset.histories.length.max()) if length.any() else 0
+    padded = -(-longest // CHUNK) * CHUNK
+    row = np.arange(padded + 1)[:, None]
+    tape = dataset.take(first + np.minimum(row, length))
+    inputs = agent_input(tape._replace(start=np.broadcast_to(row == 0, tape.start.shape)))
+    here = length, np.arange(len(length))
+    episode = np.searchsorted(dataset.histories.first, first)
+    return Branches(
+        history=jax.tree.map(lambda leaf: leaf[:padded], inputs),
+        inputs=jax.tree.map(lambda leaf: leaf[here], inputs),
+        length=length.astype(np.int32),
+        whole=length >= dataset.histories.length[episode],
+    )
+
+
+# --- Algorithm 2 ---------------------------------------------------------------------------------
+
+
+class _Live(NamedTuple):
+    """The rollouts of the current width, on device."""
+
+    slot: Int[Array, " w"]  # which of the K
+    running: Bool[Array, " w"]
+    time: Int[Array, " w"]  # t
+    member: Int[Array, " w"]
+    key: Key[Array, " w"]
+    memory: Memory
+    inputs: AgentInput
+
+
+class _Record(NamedTuple):
+    """What is kept of a step, for the rollouts of the current width."""
+
+    slot: Int[AnyArray, "*steps w"]  # -1 where the rollout had ended before
+    action: Float[AnyArray, "*steps w a"]
+    reward: Float[AnyArray, "*steps w"]
+    next_state: Float[AnyArray, "*steps w s"]
+    uncertainty: Float[AnyArray, "*steps w"]
+    ending: Int[AnyArray, "*steps w"]
+
+
+def imagine(
+    world: World,
+    policy: Policy,
+    branches: Branches,
+    member: Int[np.ndarray, " k"],
+    rules: Rules,
+    key: Key[Array, ""],
+    *,
+    widths: tuple[int, ...] | None = None,
+) -> Rollouts:
+    """Algorithm 2 for K branches side by side, in one call on the device.
+
+    Args:
+        world: the posterior.
+        policy: chooses the actions; its memory at t comes from reading the history back.
+        branches: the histories h_t.
+        member: the member in which each rollout lives.
+        rules: what ends a rollout.
+        key: decides every draw.
+        widths: the batch widths that the live rollouts move through, from K down; (K,) alone
+            keeps ended rollouts in the batch to the end. The trajectories are the same.
+    """
+    widths = widths or shrinking_widths(len(member))
+    record = _imagine(world, policy, branches, member, key, rules, widths)
+    return _lay_out(branches, rules, jax.tree.map(np.asarray, record))
+
+
+def shrinking_widths(count: int) -> tuple[int, ...]:
+    """K, K/2, K/4, ... down to about 8: below that a step costs the same whatever its width."""
+    widths = [count]
+    while widths[-1] >= 16:
+        widths.append(-(-widths[-1] // 2))
+    return tuple(widths)
+
+
+@eqx.filter_jit
+def _imagine(
+    world: World,
+    policy: Policy,
+    branches: Branches,
+    member: Int[AnyArray, " k"],
+    key: Key[Array, ""],
+    rules: Rules,
+    widths: tuple[int, ...],
+) -> _Record:
+    count = widths[0]
+    step = partial(_step, world, policy, rules)
+    live = _Live(
+        slot=jnp.arange(count),
+        running=~jnp.asarray(branches.whole),
+        time=jnp.asarray(branches.length),
+        member=jnp.asarray(member),
+        key=jax.random.split(key, count),
+        memory=_recall(policy, branches, widths),
+        inputs=branches.inputs,
+    )
+    _, kept = jax.eval_shape(step, live, jnp.int32(0))
+    records = jax.tree.map(lambda leaf: jnp.zeros((rules.steps, *leaf.shape), leaf.dtype), kept)
+    records = records._replace(slot=records.slot - 1)
+
+    def advance(carry: tuple) -> tuple:
+        number, live, records = carry
+        live, record = step(live, number)
+        records = jax.tree.map(
+            lambda old, new: lax.dynamic_update_slice(old, new[None], (number, *new.ndim * [0])),
+            records,
+            record,
+        )
+        return number + 1, live, records
+
+    def run(fewer: int, carry: tuple) -> tuple:
+        """Advance until no more than `fewer` rollouts are running."""
+        return lax.while_loop(lambda carry: carry[1].running.sum() > fewer, advance, carry)
+
+    carry = jnp.int32(0), live, records
+    for width, fewer in pairwise((*widths, 0)):
+        number, live, records = carry
+        if width < count:  # gather those still running
+            front = jnp.argsort(~live.running, stable=True)[:width]
+            live = jax.tree.map(partial(jnp.take, indices=front, axis=0), live)
+        carry = run(fewer, (number, live, records))
+    return carry[2]
+
+
+def _step(
+    world: World, policy: Policy, rules: Rules, live: _Live, number: Int[Array, ""]
+) -> tuple[_Live, _Record]:
+    """The body of Algorithm 2; `number` counts imagined steps."""
+    keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, number), 3))(live.key)
+    member = live.member
+    if rules.redraw_member:
+        member = jax.vmap(lambda key: jax.random.randint(key, (), 0, world.size))(keys[:, 2])
+    state = jnp.asarray(live.inputs.state)
+    memory, action = policy.act(live.memory, live.inputs, keys[:, 0])
+    outcome = world.step(state, action, member, keys[:, 1])
+
+    finite = (
+        jnp.isfinite(outcome.next_state).all(axis=-1)
+        & jnp.isfinite(outcome.reward)
+        & jnp.isfinite(outcome.uncertainty)
+    )
+    reasons = {Ending.NON_FINITE: ~finite}
+    if rules.termination is not None:
+        reasons[Ending.TERMINAL] = rules.termination(state, action, outcome.next_state)
+    reasons[Ending.UNCERTAIN] = outcome.uncertainty > rules.threshold
+    reasons[Ending.TIMEOUT] = live.time + 1 >= rules.horizon
+    reasons[Ending.HORIZON] = jnp.full_like(finite, number + 1 >= rules.steps)
+    ending = jnp.select(
+        list(reasons.values()), [jnp.int8(reason) for reason in reasons], jnp.int8(Ending.NONE)
+    )
+    record = _Record(
+        slot=jnp.where(live.running, live.slot, -1),
+        action=action,
+        reward=outcome.reward,
+        next_state=outcome.next_state,
+        uncertainty=outcome.uncertainty,
+        ending=ending,
+    )
+    live = live._replace(
+        running=live.running & (ending == Ending.NONE),
+        time=live.time + 1,
+        memory=memory,
+        inputs=AgentInput(outcome.next_state, action, outcome.reward, jnp.zeros_like(finite)),
+    )
+    return live, record
+
+
+def _recall(policy: Policy, branches: Branches, widths: tuple[int, ...]) -> Memory:
+    """Memory at the branching points: the policy reads the histories, chunk by chunk.
+
+    As they come longest first, those not yet read to their end are the first ones.
+    """
+    length = jnp.asarray(branches.length)
+    memory = policy.initial(len(length))
+    if not len(branches.history.start):
+        return memory
+
+    def read(width: int, until: Int[Array, ""], chunk: Int[Array, ""], memory: Memory) -> tuple:
+        """Read up to chunk `until` of the first `width` histories."""
+
+        def read_chunk(carry: tuple) -> tuple:
+            chunk, memory = carry
+            begin = chunk * CHUNK
+            rows = jax.tree.map(
+                lambda leaf: lax.dynamic_slice_in_dim(leaf, begin, CHUNK)[:, :width],
+                branches.history,
+            )
+            memory = policy.recall(memory, rows, jnp.clip(length[:width] - begin, 0, CHUNK))
+            return chunk + 1, memory
+
+        front = jax.tree.map(lambda leaf: leaf[:width], memory)
+        chunk, front = lax.while_loop(lambda carry: carry[0] < until, read_chunk, (chunk, front))
+        return chunk, jax.tree.map(lambda leaf, new: leaf.at[:width].set(new), memory, front)
+
+    chunk = jnp.int32(0)
+    for width, fewer in pairwise((*widths, 0)):
+        chunk, memory = read(width, -(-length[fewer:].max() // CHUNK), chunk, memory)
+    return memory
+
+
+def _lay_out(branches: Branches, rules: Rules, record: _Record) -> Rollouts:
+    """Records, step by step in the order of shrinking batches -> rows, rollout after rollout."""
+    count = len(branches.length)
+    ending = np.full(count, Ending.UNACTED, np.int8)
+    number, place = np.nonzero((record.slot >= 0) & (record.ending != Ending.NONE))
+    ending[record.slot[number, place]] = record.ending[number, place]
+
+    number, place = np.nonzero((record.slot >= 0) & (record.ending != Ending.NON_FINITE))
+    slot = record.slot[number, place]
+    length = np.bincount(slot, minlength=count)
+    first = np.cumsum(length + 1) - (length + 1)
+
+    def rows(values: AnyArray, *, after: int = 0) -> np.ndarray:
+        laid = np.zeros((count + len(slot), *values.shape[2:]), values.dtype)
+        laid[first[slot] + number + after] = values[number, place]
+        return laid
+
+    state = rows(record.next_state, after=1)
+    state[first] = branches.inputs.state
+    start = np.zeros(len(state), bool)
+    start[first] = branches.inputs.start
+    uncertainty = rows(record.uncertainty)
+    endings = rows(record.ending)
+    halted = (endings == Ending.UNCERTAIN) & (rules.halt_penalty is not None)
+    penalty = uncertainty * np.float32(rules.penalty) + halted * np.float32(rules.halt_penalty or 0)
+    return Rollouts(
+        rows=Tape(
+            state=state,
+            action=rows(record.action),
+            reward=rows(record.reward),
+            terminated=(endings == Ending.TERMINAL) | halted,
+            start=start,
+            real=np.zeros(len(state), bool),
+            penalty=penalty if rules.penalised else None,
+        ),
+        length=length,
+        ending=ending,
+        uncertainty=np.maximum.reduceat(uncertainty, first),
+    )

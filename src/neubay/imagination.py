@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -38,6 +38,7 @@ CHUNK = 64
 """Rows of history read at a time: enough for full matmuls, few enough to stay in cache."""
 
 
+@runtime_checkable
 class Step(Protocol):
     """One step of the world."""
 
@@ -51,6 +52,7 @@ class Step(Protocol):
     def uncertainty(self) -> Float[Array, " k"]: ...
 
 
+@runtime_checkable
 class World(Protocol):
     """The posterior over worlds."""
 
@@ -70,6 +72,7 @@ class World(Protocol):
         ...
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A policy as functions of explicit memory."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+
 from neubay.data import download as downloads
 from neubay.data.download import FILES, address, cached_path, download, storage_path
 from neubay.errors import DatasetError
@@ -342,7 +343,7 @@ def test_a_copy_that_changed_on_disk_is_refused_until_fetched_again(
     server.body = d4rl_bytes(tmp_path)
     path = fetch(server)
     path.write_bytes(server.body[:-1] + b"?")
-    with pytest.raises(DatasetError, match="changed since it was downloaded.*--force"):
+    with pytest.raises(DatasetError, match=r"changed since it was downloaded.*--force"):
         cached_path(NAME)
     with pytest.raises(DatasetError, match="changed since"):
         fetch(server)
@@ -386,13 +387,26 @@ def test_a_redirect_over_http_is_followed(server: Server, tmp_path: Path) -> Non
 def test_unknown_names_get_a_suggestion() -> None:
     with pytest.raises(DatasetError, match="Did you mean 'hopper-medium-replay-v2'"):
         download("hopper_medium_replay-v2")
+    with pytest.raises(DatasetError, match="'neubay data list' shows the names"):
+        download("quantum chess")
+
+
+def test_neorl_has_no_address_and_the_message_says_what_to_do() -> None:
+    with pytest.raises(DatasetError, match=r"no address.*neorl:PATH\.npz"):
+        download("Hopper-v3-Low")
+
+
+def test_a_timeout_is_a_positive_time(server: Server) -> None:
+    for timeout in (0.0, -1.0, float("nan")):
+        with pytest.raises(DatasetError, match="expected a positive number of seconds"):
+            fetch(server, timeout=timeout)
 
 
 def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
     server.body = d4rl_bytes(tmp_path)
     blocker = tmp_path / "a file"
     blocker.write_text("in the way")
-    with pytest.raises(DatasetError, match="cannot be written.*--out"):
+    with pytest.raises(DatasetError, match=r"cannot be written.*--out"):
         fetch(server, directory=blocker / "data")
     folder = tmp_path / "folder"
     storage_path(NAME, folder).mkdir(parents=True)

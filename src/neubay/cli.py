@@ -12,15 +12,22 @@ from typing import NoReturn
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from neubay import __version__
 from neubay.errors import NeubayError
 
 # The words of a command -> the function behind it, and one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "data list": ("data:list_datasets", "datasets the paper uses, the built-in one, and local ones"),
+    "data list": (
+        "data:list_datasets",
+        "datasets the paper uses, the built-in one, and local ones",
+    ),
     "data info": ("data:info", "episodes, returns, coverage, hash and score of a dataset"),
-    "data validate": ("data:validate", "check a dataset; every finding names file, key, row, remedy"),
+    "data validate": (
+        "data:validate",
+        "check a dataset; every finding names file, key, row, remedy",
+    ),
     "data convert": ("data:convert", "any source to Minari or D4RL HDF5, loss-free"),
     "data collect": ("data:collect", "roll a behaviour in a task's environment into a dataset"),
     "data download": ("data:download", "fetch a D4RL file: resumable, checksummed, mirrors"),
@@ -75,7 +82,9 @@ def _overview(arguments: list[str]) -> int:
         close = close or difflib.get_close_matches(wanted[0], COMMANDS, n=1, cutoff=0.5)
         hint = f" Did you mean 'neubay {close[0]}'?" if close else ""
         console.print(f"[bold red]error:[/] unknown command '{escape(name)}'.{hint}\n")
-    console.print("usage: neubay COMMAND [options]; 'neubay COMMAND --help' explains one\n")
+    console.print(escape("usage: neubay COMMAND [options]   (-h after a command explains it)\n"))
+    table = Table.grid(padding=(0, 2))
     for name in group or COMMANDS:
-        console.print(f"  {name:<20} {COMMANDS[name][1]}")
+        table.add_row(f"  [bold]{name}[/]", escape(COMMANDS[name][1]))
+    console.print(table)
     return 0 if asked_for_help else 2

@@ -21,7 +21,7 @@ from typing import Any
 
 import h5py
 
-from neubay import __version__
+from neubay import __version__, published
 from neubay.data.files import cache_directory, sha256, written_whole
 from neubay.errors import DatasetError
 
@@ -66,12 +66,7 @@ _LOCAL_PATH_WORKS = "A copy from anywhere else works too: give its path, such as
 def address(name: str, mirror: str | None = None) -> str:
     """Where the file of a dataset is: below D4RL's host, or below a mirror of the same layout."""
     if name not in FILES:
-        close = difflib.get_close_matches(name.lower().replace("_", "-"), FILES, n=1, cutoff=0.6)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise DatasetError(
-            f"'{name}' is not a dataset with a known address.{hint} 'neubay data list' shows the "
-            f"names; only the paper's D4RL datasets have an address. {_LOCAL_PATH_WORKS}"
-        )
+        raise DatasetError(f"'{name}': {_why_no_address(name)} {_LOCAL_PATH_WORKS}")
     host = HOST if mirror is None else mirror
     parts = urllib.parse.urlsplit(host)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -79,6 +74,18 @@ def address(name: str, mirror: str | None = None) -> str:
             f"mirror '{host}': not an http:// or https:// address. {_LOCAL_PATH_WORKS}"
         )
     return host.rstrip("/") + "/" + FILES[name]
+
+
+def _why_no_address(name: str) -> str:
+    known = published.datasets()
+    if name in known:
+        return (
+            "its files have no address that is known here. Fetch it with the benchmark's own "
+            "package, then give the path: neorl:PATH.npz."
+        )
+    close = difflib.get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
+    hint = f" Did you mean '{close[0]}'?" if close else " 'neubay data list' shows the names."
+    return f"not the name of a dataset that can be downloaded.{hint}"
 
 
 def storage_path(name: str, directory: Path | None = None) -> Path:
@@ -136,6 +143,8 @@ def download(
         progress: called with the bytes received so far and in all.
     """
     source = address(name, mirror)
+    if not timeout > 0:
+        raise DatasetError(f"timeout {timeout}: expected a positive number of seconds.")
     if expected_sha256 is not None:
         expected_sha256 = _checked_hex(expected_sha256)
     target = storage_path(name, directory)

@@ -1,0 +1,76 @@
+"""The built-in dataset: poor data that needs no download, for `neubay train` with no argument."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from neubay.data.collect import StickyActions, collect
+from neubay.data.dataset import Dataset
+from neubay.data.files import cache_directory, written_whole
+from neubay.errors import NeubayError
+from neubay.tape import Tape
+from neubay.tasks import get_task
+
+PENDULUM = "pendulum"
+NAMES = (PENDULUM,)
+
+EPISODES = 100
+SEED = 0
+REPEAT = 0.8
+
+_SOURCE = f"builtin:{PENDULUM}"
+# Part of the file's name: another recipe never meets the cache of this one.
+_RECIPE = f"{PENDULUM}-sticky{REPEAT}-{EPISODES}episodes-seed{SEED}-1.npz"
+
+
+def pendulum() -> Dataset:
+    """Pendulum-v1 under sticky random actions: 100 episodes of 200 steps, mean return near -1200.
+
+    Held actions swing the pendulum through every angle, yet never keep it upright: the data is
+    of low quality, but a world can be learnt from it. Made in seconds from a fixed seed, and
+    kept in the cache; a missing or damaged cache is made anew, an unwritable one is done without.
+    """
+    path = cache_directory() / "builtin" / _RECIPE
+    cached = _read(path)
+    if cached is not None:
+        return cached
+    dataset = _collected()
+    _write(path, dataset.tape)
+    return dataset
+
+
+def _collected() -> Dataset:
+    task = get_task(PENDULUM)
+    dataset = collect(
+        task, StickyActions(task, REPEAT), episodes=EPISODES, seed=SEED, name=PENDULUM
+    )
+    return _named(dataset.tape)
+
+
+def _named(tape: Tape) -> Dataset:
+    return Dataset(tape=tape, task=get_task(PENDULUM), name=PENDULUM, source=_SOURCE)
+
+
+def _read(path: Path) -> Dataset | None:
+    """The cached data, or none if it is absent or not what was written."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            recorded = str(file["hash"])
+            fields = [file[name] for name in Tape._fields if name in file]
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+        return None
+    for field in fields:
+        field.flags.writeable = False
+    dataset = _named(Tape(*fields))
+    return dataset if dataset.hash == recorded else None
+
+
+def _write(path: Path, tape: Tape) -> None:
+    """Keep the data for the next time; that it cannot be kept is no reason to fail."""
+    fields = {name: field for name, field in tape._asdict().items() if field is not None}
+    try:
+        with written_whole(path, overwrite=True) as draft:
+            np.savez(draft, hash=np.array(_named(tape).hash), **fields)
+    except NeubayError:
+        return

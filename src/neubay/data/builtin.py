@@ -1,6 +1,5 @@
 """The built-in dataset: poor data that needs no download, for `neubay train` with no argument."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ EPISODES = 100
 SEED = 0
 REPEAT = 0.8
 
+_FIELDS = ("state", "action", "reward", "terminated", "start", "real")
 _SOURCE = f"builtin:{PENDULUM}"
 # Part of the file's name: another recipe never meets the cache of this one.
 _RECIPE = f"{PENDULUM}-sticky{REPEAT}-{EPISODES}episodes-seed{SEED}-1.npz"
@@ -36,7 +36,7 @@ def pendulum() -> Dataset:
     if cached is not None:
         return cached
     dataset = _collected()
-    _write(path, dataset.tape)
+    _write(path, dataset)
     return dataset
 
 
@@ -57,8 +57,8 @@ def _read(path: Path) -> Dataset | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             recorded = str(file["hash"])
-            fields = [file[name] for name in Tape._fields if name in file]
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+            fields = [file[name] for name in _FIELDS]
+    except Exception:  # whatever is wrong with the cache, its content can be made again
         return None
     for field in fields:
         field.flags.writeable = False
@@ -66,11 +66,11 @@ def _read(path: Path) -> Dataset | None:
     return dataset if dataset.hash == recorded else None
 
 
-def _write(path: Path, tape: Tape) -> None:
+def _write(path: Path, dataset: Dataset) -> None:
     """Keep the data for the next time; that it cannot be kept is no reason to fail."""
-    fields = {name: field for name, field in tape._asdict().items() if field is not None}
+    fields = {name: getattr(dataset.tape, name) for name in _FIELDS}
     try:
         with written_whole(path, overwrite=True) as draft:
-            np.savez(draft, hash=np.array(_named(tape).hash), **fields)
+            np.savez(draft, hash=np.array(dataset.hash), **fields)
     except NeubayError:
         return

@@ -1,3 +1,4 @@
 """Datasets: read from any source, checked, as one tape."""
 
 from neubay.data.dataset import Dataset as Dataset
+from neubay.data.sources import load as load

@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from neubay.data.layout import Bound, anonymous_task, expected_rows, lay_out, with_longest_episode
-from neubay.data.rows import (
-    Column,
-    Rows,
-    read_flags,
-    refuse,
-    spans,
-    structure_findings,
-    task_findings,
-)
-from neubay.data.store import FIELDS, MemoryWriter, fields, release
+from neubay.data.layout import Bound, tape_of
+from neubay.data.rows import Column, Rows, spans
+from neubay.data.store import FIELDS, fields, release
 from neubay.errors import DatasetError
 from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
 from neubay.tasks import Task, get_task
@@ -88,16 +80,8 @@ class Dataset:
             key: None if values is None else _column(key, values) for key, values in arrays.items()
         }
         rows = Rows(file=name, **columns)
-        refuse(structure_findings(rows))
         known = get_task(task) if isinstance(task, str) else task
-        chosen = anonymous_task(rows, name, action_bounds) if known is None else known
-        refuse(task_findings(rows, chosen))
-        flags = read_flags(rows, chosen, horizon_known=known is not None)
-        writer = MemoryWriter(expected_rows(rows, flags), chosen.state_size, chosen.actions.size)
-        lay_out(rows, chosen, flags, writer)
-        tape = writer.tape()
-        if known is None:
-            chosen = with_longest_episode(chosen, tape)
+        tape, chosen = tape_of(rows, known, name, action_bounds=action_bounds)
         return cls(tape=tape, task=chosen, name=name, source=name)
 
     @cached_property

@@ -13,8 +13,19 @@ import numpy as np
 from jaxtyping import Float
 
 from neubay.data.findings import error
-from neubay.data.rows import Block, Flags, Keys, Rows, blocks, spans
-from neubay.data.store import TapeWriter
+from neubay.data.rows import (
+    Block,
+    Flags,
+    Keys,
+    Rows,
+    blocks,
+    read_flags,
+    refuse,
+    spans,
+    structure_findings,
+    task_findings,
+)
+from neubay.data.store import MEMORY_LIMIT, TapeWriter, build_tape
 from neubay.tape import Tape, episode_bounds
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
@@ -26,6 +37,47 @@ MOST_DISCRETE_ACTIONS = 1024
 
 Bound = int | float | Sequence[float] | np.ndarray
 """The low or high end of actions: one for all dimensions, or one each."""
+
+
+def tape_of(
+    rows: Rows,
+    task: Task | None,
+    name: str,
+    *,
+    action_bounds: tuple[Bound, Bound] | None = None,
+    origin: dict[str, Any] | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+) -> tuple[Tape, Task]:
+    """The rows as a tape, and the task that it belongs to.
+
+    Args:
+        task: none makes one from the data, called `name`.
+        action_bounds: low and high of continuous actions where there is no task.
+        origin: what identifies the rows; with it, a tape larger than `memory_limit` is put into
+            the cache and memory-mapped.
+    """
+    refuse(structure_findings(rows))
+    chosen = anonymous_task(rows, name, action_bounds) if task is None else task
+    refuse(task_findings(rows, chosen))
+    flags = read_flags(rows, chosen, horizon_known=task is not None)
+    tape = build_tape(
+        lambda writer: lay_out(rows, chosen, flags, writer),
+        rows=expected_rows(rows, flags),
+        sizes=(chosen.state_size, chosen.actions.size),
+        origin=None if origin is None else {**origin, "meaning": meaning(chosen)},
+        memory_limit=memory_limit,
+    )
+    return tape, with_longest_episode(chosen, tape) if task is None else chosen
+
+
+def meaning(task: Task) -> list[Any]:
+    """What a tape depends on besides its rows."""
+    actions = task.actions
+    if isinstance(actions, ContinuousActions):
+        scale: Any = [actions.low.tolist(), actions.high.tolist()]
+    else:
+        scale = actions.n
+    return [scale, task.horizon, task.reward_shift, task.split_by_timeouts_only]
 
 
 def lay_out(rows: Rows, task: Task, flags: Flags, writer: TapeWriter) -> None:

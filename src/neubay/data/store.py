@@ -132,20 +132,37 @@ def _write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> No
     np.lib.format.write_array_header_1_0(file, header)
 
 
-# ---------------------------------------------------------------------------- memory map
+# ------------------------------------------------------------- memory, or a memory map
 
 
-def mapped_tape(
-    origin: dict[str, Any], size: int, sizes: tuple[int, int], build: Callable[[TapeWriter], None]
+def build_tape(
+    build: Callable[[TapeWriter], None],
+    *,
+    rows: int,
+    sizes: tuple[int, int],
+    origin: dict[str, Any] | None,
+    memory_limit: int,
 ) -> Tape:
-    """A memory-mapped tape from the cache, built first where it is not there.
+    """The tape that `build` writes.
 
     Args:
-        origin: what the tape depends on; another origin is another tape.
-        size: the bytes expected, to be sure that they fit on the disk.
+        rows: how many are expected.
         sizes: of states and actions.
-        build: writes the tape.
+        origin: all that the tape depends on; another origin is another tape. With it, a tape
+            larger than `memory_limit` bytes is put into the cache, or found there.
     """
+    size = rows * row_bytes(*sizes)
+    if origin is not None and size > memory_limit:
+        return _mapped_tape(build, size, sizes, origin)
+    writer = MemoryWriter(rows, *sizes)
+    build(writer)
+    return writer.tape()
+
+
+def _mapped_tape(
+    build: Callable[[TapeWriter], None], size: int, sizes: tuple[int, int], origin: dict[str, Any]
+) -> Tape:
+    """A memory-mapped tape from the cache, built first where it is not there."""
     text = json.dumps([CACHE_LAYOUT, origin], sort_keys=True)
     folder = cache_directory() / "tapes" / blake2b(text.encode(), digest_size=16).hexdigest()
     tape = _open(folder)

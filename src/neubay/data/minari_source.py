@@ -1,0 +1,318 @@
+"""Minari datasets, by id or by folder, read with the Minari library.
+
+Episodes come whole and with their final state: nothing has to be split or guessed.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from neubay.data.archives import damage_reported, hdf5_column, refuse_link
+from neubay.data.findings import error
+from neubay.data.layout import meaning, with_longest_episode, write_block
+from neubay.data.rows import BLOCK_ROWS, Block, Keys
+from neubay.data.store import TapeWriter, build_tape
+from neubay.errors import DatasetError
+from neubay.tape import Tape
+from neubay.tasks import ContinuousActions, DiscreteActions, Reference, Task
+
+ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+def is_minari_folder(path: Path) -> bool:
+    """The folder holds a Minari dataset."""
+    return (path / "data" / "metadata.json").is_file()
+
+
+@dataclass(frozen=True, eq=False)
+class MinariSource:
+    """A Minari dataset, opened but not read."""
+
+    folder: Path
+    name: str
+    """The id of the dataset."""
+    task: Task
+    """What Minari itself tells: sizes, bounds, environment and reference scores."""
+    horizon_known: bool
+    recorded_task: str | None
+    """The name of the task that was recorded with the data, where one was."""
+    steps: int
+    episodes: int
+    first_action: int
+    """The number of the first discrete action."""
+    dataset: Any
+
+    def tape(self, task: Task | None, memory_limit: int) -> tuple[Tape, Task]:
+        """The episodes as a tape of the task; none for the task that Minari tells."""
+        chosen = self.task if task is None else task
+        self._refuse_other_sizes(chosen)
+        file = self.folder / "data" / "main_data.hdf5"
+        status = (file if file.exists() else self.folder).stat()
+        tape = build_tape(
+            lambda writer: self._write(chosen, writer),
+            rows=self.steps + self.episodes,
+            sizes=(chosen.state_size, chosen.actions.size),
+            origin={
+                "path": str(self.folder.resolve()),
+                "size": status.st_size,
+                "modified": status.st_mtime_ns,
+                "meaning": meaning(chosen),
+            },
+            memory_limit=memory_limit,
+        )
+        unknown = task is None and not self.horizon_known
+        return tape, with_longest_episode(chosen, tape) if unknown else chosen
+
+    def _refuse_other_sizes(self, task: Task) -> None:
+        ours, theirs = self.task, task
+        same_kind = isinstance(ours.actions, type(theirs.actions))
+        if (
+            not same_kind
+            or ours.state_size != theirs.state_size
+            or ours.actions.size != theirs.actions.size
+        ):
+            raise DatasetError(
+                f"{self.folder}: has {_describe(ours)}, but task '{task.name}' has "
+                f"{_describe(theirs)}. Name the right task."
+            )
+
+    def _write(self, task: Task, writer: TapeWriter) -> None:
+        keys = Keys(str(self.folder), "observations", "actions", "rewards", "observations")
+        for block in self._blocks():
+            write_block(block, keys, task, writer)
+        if not writer.rows:
+            raise DatasetError(f"{self.folder}: has no steps. Record at least one episode.")
+
+    def _blocks(self) -> Iterator[Block]:
+        """Whole episodes, joined to blocks of a good size; rows are numbered over all steps."""
+        waiting: list[list[np.ndarray]] = []
+        begin = rows = 0
+        for episode in self._episodes():
+            waiting.append(episode)
+            rows += len(episode[2])
+            if rows >= BLOCK_ROWS:
+                yield _block(begin, waiting)
+                waiting, begin, rows = [], begin + rows, 0
+        if waiting:
+            yield _block(begin, waiting)
+
+    def _episodes(self) -> Iterator[list[np.ndarray]]:
+        """Observations, actions, rewards and terminations of every episode that has a step."""
+        episodes = iter(self.dataset.iterate_episodes())
+        number = 0
+        while True:
+            with damage_reported(self.folder, f"episode_{number}"):
+                episode = next(episodes, None)
+                if episode is None:
+                    return
+                arrays = [np.asarray(getattr(episode, name)) for name in ARRAYS[:4]]
+            self._check(number, arrays)
+            if len(arrays[2]):
+                if isinstance(self.task.actions, DiscreteActions):
+                    arrays[1] = arrays[1].reshape(-1).astype(np.int64) - self.first_action
+                yield arrays
+            number += 1
+
+    def _check(self, number: int, arrays: list[np.ndarray]) -> None:
+        rewards = arrays[2]
+        steps = len(rewards) if rewards.ndim else 0
+        discrete = isinstance(self.task.actions, DiscreteActions)
+        wanted = {
+            "observations": (steps + 1, self.task.state_size),
+            "actions": (steps,) if discrete else (steps, self.task.actions.size),
+            "rewards": (steps,),
+            "terminations": (steps,),
+        }
+        for name, array in zip(ARRAYS, arrays, strict=False):
+            kinds = "b" if name == "terminations" else "fiub"
+            if array.shape != wanted[name] or array.dtype.kind not in kinds:
+                raise error(
+                    str(self.folder),
+                    f"episode_{number}/{name}",
+                    None,
+                    f"has shape {array.shape} and type {array.dtype}, where the metadata and the "
+                    f"rewards ask for numbers of shape {wanted[name]}",
+                    "Record the dataset again",
+                ).as_error()
+
+
+def open_minari(where: str) -> MinariSource:
+    """Open a dataset by its id or its folder, and find out what it holds."""
+    folder = _folder(where)
+    metadata = _metadata(folder)
+    with damage_reported(folder):
+        from minari import MinariDataset
+
+        if metadata.get("data_format") == "hdf5":
+            _refuse_links(folder / "data" / "main_data.hdf5")
+        dataset = MinariDataset(folder / "data")
+        name, spec = str(dataset.spec.dataset_id), dataset.spec
+        steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
+        state_size = _state_size(folder, spec.observation_space)
+        actions, first_action = _actions(folder, spec.action_space)
+        horizon = spec.env_spec.max_episode_steps if spec.env_spec is not None else None
+    about = metadata.get("neubay")
+    recorded = about.get("task") if isinstance(about, dict) else None
+    task = Task(
+        name=name,
+        state_size=state_size,
+        actions=actions,
+        horizon=horizon if isinstance(horizon, int) and horizon > 0 else max(steps, 1),
+        env_id=_registered(spec.env_spec),
+        reference=_reference(metadata),
+    )
+    return MinariSource(
+        folder=folder,
+        name=name,
+        task=task,
+        horizon_known=task.horizon == horizon,
+        recorded_task=recorded if isinstance(recorded, str) else None,
+        steps=steps,
+        episodes=episodes,
+        first_action=first_action,
+        dataset=dataset,
+    )
+
+
+def _folder(where: str) -> Path:
+    """The folder of a dataset, given itself or as an id."""
+    path = Path(where).expanduser()
+    for candidate in (path, path.parent):
+        if is_minari_folder(candidate) and (candidate is path or path.name == "data"):
+            return candidate
+    if path.is_dir():
+        raise DatasetError(
+            f"{path}: is not a Minari dataset: it has no data/metadata.json. Give the folder that "
+            "has one."
+        )
+    with damage_reported(Path(where)):
+        from minari.storage.datasets_root_dir import get_dataset_path
+
+        stored = get_dataset_path(where)
+        if is_minari_folder(stored):
+            return stored
+    raise DatasetError(
+        f"'minari:{where}': no such folder, and no dataset of that id in {stored.parent}. Fetch it "
+        f"with 'minari download {where}', or set MINARI_DATASETS_PATH to where it is."
+    )
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    path = folder / "data" / "metadata.json"
+    with damage_reported(path):
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    # Without them Minari would import and run the environment that the file names.
+    if not isinstance(metadata, dict) or not all(
+        isinstance(metadata.get(key), str) for key in ("observation_space", "action_space")
+    ):
+        raise DatasetError(
+            f"{path}: does not tell the spaces of observations and actions. Record the dataset "
+            "again with a newer version of Minari."
+        )
+    return metadata
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise where an episode's arrays are not in the file itself."""
+    with h5py.File(path, "r", locking="best-effort") as file:
+        for episode in file:
+            refuse_link(path, file, episode)
+            group = file[episode]
+            for name in ARRAYS:
+                key = f"{episode}/{name}"
+                refuse_link(path, group, name)
+                if not isinstance(group[name], h5py.Group):  # nested spaces are refused later
+                    hdf5_column(path, key, group[name])
+
+
+def _state_size(folder: Path, space: Any) -> int:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 0:
+        return int(space.shape[0])
+    raise DatasetError(
+        f"{folder}: observations are {_short(space)}; only vectors (a Box of one dimension) can be "
+        "read. Record them flattened, for example with Gymnasium's FlattenObservation, or pass "
+        "arrays to Dataset.from_arrays."
+    )
+
+
+def _actions(folder: Path, space: Any) -> tuple[ContinuousActions | DiscreteActions, int]:
+    """The actions, and the number of the first one where they are discrete."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return DiscreteActions(n=int(space.n)), int(space.start)
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 0:
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise DatasetError(
+                f"{folder}: actions have no bounds ({_short(space)}). Record them with finite "
+                "bounds, or pass arrays to Dataset.from_arrays with action_bounds."
+            )
+        return ContinuousActions(low=space.low, high=space.high), 0
+    raise DatasetError(
+        f"{folder}: actions are {_short(space)}; only vectors (a Box of one dimension) and "
+        "Discrete can be read. Record the dataset with one of them."
+    )
+
+
+def _short(space: Any) -> str:
+    text = " ".join(str(space).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _describe(task: Task) -> str:
+    kind = "discrete" if isinstance(task.actions, DiscreteActions) else "continuous"
+    return f"states of size {task.state_size} and {task.actions.size} {kind} actions"
+
+
+def _registered(spec: Any) -> str | None:
+    """The id of the dataset's environment, if it is one that is registered here as it was there.
+
+    The environment that a file describes is never made from that description: it may name any
+    Python function.
+    """
+    if spec is None:
+        return None
+    import gymnasium
+
+    known = gymnasium.registry.get(spec.id)
+    same = (
+        known is not None
+        and known.entry_point == spec.entry_point
+        and known.kwargs == spec.kwargs
+        and not spec.additional_wrappers
+    )
+    return spec.id if same else None
+
+
+def _reference(metadata: dict[str, Any]) -> Reference | None:
+    low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
+    if isinstance(low, int | float) and isinstance(high, int | float) and low < high:
+        return Reference(float(low), float(high), "the dataset's Minari metadata")
+    return None
+
+
+def _block(begin: int, episodes: list[list[np.ndarray]]) -> Block:
+    """Episodes end to end."""
+    lengths = [len(rewards) for _, _, rewards, _ in episodes]
+    starts, ends = np.zeros(sum(lengths), dtype=bool), np.zeros(sum(lengths), dtype=bool)
+    last = np.cumsum(lengths) - 1
+    ends[last] = True
+    starts[np.append(0, last[:-1] + 1)] = True
+    return Block(
+        begin=begin,
+        states=np.concatenate([observations[:-1] for observations, _, _, _ in episodes]),
+        actions=np.concatenate([actions for _, actions, _, _ in episodes]),
+        rewards=np.concatenate([rewards for _, _, rewards, _ in episodes]),
+        next_states=np.concatenate([observations[1:] for observations, _, _, _ in episodes]),
+        terminals=np.concatenate([terminations for _, _, _, terminations in episodes]),
+        starts=starts,
+        ends=ends,
+        jumps=np.zeros(0, dtype=np.int64),
+    )

@@ -34,7 +34,10 @@ Step = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 
 
 def make(env_id: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """One environment by id, with its time limit; `options` go to `gymnasium.make`."""
+    """One environment by id, with its time limit; `options` go to `gymnasium.make`.
+
+    Never by a spec that came with data: a spec may name any function to call.
+    """
     try:
         with _expected_warnings_silenced():
             return gymnasium.make(env_id, disable_env_checker=True, **options)

@@ -27,9 +27,11 @@ from neubay.config import Published
 from neubay.errors import TaskError
 from neubay.published import Category
 
+AnyArray = Array | np.ndarray
+
 # f_term(s, a, s') over any batch, in jnp; true where s' is terminal.
 Termination = Callable[
-    [Float[Array, "*batch s"], Float[Array, "*batch a"], Float[Array, "*batch s"]],
+    [Float[AnyArray, "*batch s"], Float[AnyArray, "*batch a"], Float[AnyArray, "*batch s"]],
     Bool[Array, "*batch"],
 ]
 
@@ -223,10 +225,11 @@ def _hopper_falls(height: int) -> Termination:
     """
 
     def termination(
-        state: Float[Array, "*batch s"],
-        action: Float[Array, "*batch a"],
-        next_state: Float[Array, "*batch s"],
+        state: Float[AnyArray, "*batch s"],
+        action: Float[AnyArray, "*batch a"],
+        next_state: Float[AnyArray, "*batch s"],
     ) -> Bool[Array, "*batch"]:
+        next_state = jnp.asarray(next_state)
         healthy = (
             jnp.isfinite(next_state).all(-1)
             & (jnp.abs(next_state[..., height + 1 :]) < 100).all(-1)
@@ -242,10 +245,11 @@ def _walker_falls(height: int) -> Termination:
     """Walker2d's rule with z at index `height`: 0, or 1 where the state begins with x."""
 
     def termination(
-        state: Float[Array, "*batch s"],
-        action: Float[Array, "*batch a"],
-        next_state: Float[Array, "*batch s"],
+        state: Float[AnyArray, "*batch s"],
+        action: Float[AnyArray, "*batch a"],
+        next_state: Float[AnyArray, "*batch s"],
     ) -> Bool[Array, "*batch"]:
+        next_state = jnp.asarray(next_state)
         z, angle = next_state[..., height], next_state[..., height + 1]
         return ~((z > 0.8) & (z < 2.0) & (jnp.abs(angle) < 1.0))
 
@@ -253,12 +257,12 @@ def _walker_falls(height: int) -> Termination:
 
 
 def pen_drops(
-    state: Float[Array, "*batch s"],
-    action: Float[Array, "*batch a"],
-    next_state: Float[Array, "*batch s"],
+    state: Float[AnyArray, "*batch s"],
+    action: Float[AnyArray, "*batch a"],
+    next_state: Float[AnyArray, "*batch s"],
 ) -> Bool[Array, "*batch"]:
     """Adroit's pen has fallen off the hand."""
-    return next_state[..., 26] < 0.075
+    return jnp.asarray(next_state)[..., 26] < 0.075
 
 
 def _ant_arrives(goal: tuple[float, float]) -> Termination:
@@ -268,22 +272,23 @@ def _ant_arrives(goal: tuple[float, float]) -> Termination:
     """
 
     def termination(
-        state: Float[Array, "*batch s"],
-        action: Float[Array, "*batch a"],
-        next_state: Float[Array, "*batch s"],
+        state: Float[AnyArray, "*batch s"],
+        action: Float[AnyArray, "*batch a"],
+        next_state: Float[AnyArray, "*batch s"],
     ) -> Bool[Array, "*batch"]:
-        distance = jnp.linalg.norm(next_state[..., :2] - jnp.asarray(goal), axis=-1)
+        distance = jnp.linalg.norm(jnp.asarray(next_state)[..., :2] - jnp.asarray(goal), axis=-1)
         return distance < 0.25
 
     return termination
 
 
 def pole_falls(
-    state: Float[Array, "*batch s"],
-    action: Float[Array, "*batch a"],
-    next_state: Float[Array, "*batch s"],
+    state: Float[AnyArray, "*batch s"],
+    action: Float[AnyArray, "*batch a"],
+    next_state: Float[AnyArray, "*batch s"],
 ) -> Bool[Array, "*batch"]:
     """CartPole: the cart has left the track, or the pole leans by more than 12 degrees."""
+    next_state = jnp.asarray(next_state)
     position, angle = next_state[..., 0], next_state[..., 2]
     return (jnp.abs(position) > 2.4) | (jnp.abs(angle) > jnp.deg2rad(12.0))
 

@@ -130,7 +130,7 @@ def _draw_lengths(axes: Axes, summary: Mapping[str, Any]) -> None:
     _bars(axes, summary["length_histogram"], COLOURS["sky"])
     horizon = summary["horizon"]
     axes.axvline(horizon, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-    _label_line(axes, horizon, f"T = {horizon:,}", MUTED)
+    _label_line(axes, float(horizon), f"T = {horizon:,}", MUTED)
     endings = summary["endings"]
     ways = [
         f"{count:,} {label}"

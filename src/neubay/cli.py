@@ -5,6 +5,7 @@ Commands are imported only when they are called, so that `neubay --help` is inst
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from typing import NoReturn
@@ -19,6 +20,7 @@ from neubay.errors import NeubayError
 
 # The words of a command -> the function behind it, and one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("train:train", "world, agent and evaluation in one call"),
     "data list": (
         "data:list_datasets",
         "datasets the paper uses, the built-in one, and local ones",
@@ -63,7 +65,11 @@ def _dispatch(arguments: list[str]) -> int:
         if len(arguments) >= words and name in COMMANDS:
             module, function = COMMANDS[name][0].split(":")
             command = getattr(importlib.import_module(f"neubay.commands.{module}"), function)
-            code = tyro.cli(command, args=arguments[words:], prog=f"neubay {name}")
+            rest = arguments[words:]
+            if list(inspect.signature(command).parameters) == ["arguments"]:
+                code = command(rest)  # its flags' defaults depend on other flags
+            else:
+                code = tyro.cli(command, args=rest, prog=f"neubay {name}")
             return code if isinstance(code, int) else 0
     return _overview(arguments)
 

@@ -1,0 +1,143 @@
+"""Flags over a file over a preset: how the commands that train build their configuration.
+
+The preset depends on the dataset, and the flags' defaults on the preset and the file. So the
+command line is read twice: once for what decides the defaults, once for everything.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import tyro
+
+from neubay.config import (
+    VARIANTS,
+    Preset,
+    TrainConfig,
+    WorldConfig,
+    preset,
+    read_yaml,
+    updated,
+    validated,
+)
+from neubay.errors import ConfigError
+
+Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the defaults of all other flags."""
+
+    dataset: tyro.conf.Positional[str] = "pendulum"
+    """A file, d4rl:NAME, minari:ID, neorl:FILE, or pendulum, the built-in one."""
+    task: str | None = None
+    """The task the data belongs to, where its name does not tell."""
+    preset: Preset | None = None
+    """Published sizes, or sizes for two cores; by default cpu unless there is an accelerator."""
+    config: Path | None = None
+    """A YAML file of settings, such as 'agent: {kappa: 0.8}'; flags go before it."""
+
+
+@dataclass(frozen=True)
+class TrainSettings(Settings):
+    variant: Variant = "neubay"
+    """The method, or a relative assembled from the same code."""
+
+
+def default_preset() -> Preset:
+    """`cpu` on CPUs, `paper` on accelerators."""
+    import jax
+
+    return "cpu" if jax.default_backend() == "cpu" else "paper"
+
+
+def train_defaults(settings: TrainSettings) -> TrainConfig:
+    """Preset of the dataset, then the variant, then the file."""
+    from neubay.tasks import identify, published_settings
+
+    _, name = identify(settings.dataset)
+    published = published_settings(name) if name is not None else None
+    config: TrainConfig = preset(settings.preset or default_preset(), published)
+    config = updated(config, VARIANTS[settings.variant])
+    return config if settings.config is None else _with_file(config, settings.config)
+
+
+def world_defaults(settings: Settings) -> WorldConfig:
+    """The world's part of the same; its file may be one for training, or hold its keys alone."""
+    config = train_defaults(TrainSettings(**{**vars(settings), "config": None}))
+    if settings.config is None:
+        return config.world
+    values = read_yaml(settings.config)
+    if values.keys() & (TrainConfig.model_fields.keys()):
+        values = values.get("world", {})
+    merged = config.world.model_dump() | values
+    return validated(WorldConfig, merged, where=str(settings.config))
+
+
+def _with_file(config: TrainConfig, path: Path) -> TrainConfig:
+    try:
+        return updated(config, read_yaml(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+Flags = TypeVar("Flags", bound="WithSettings")
+Unprefixed = tyro.conf.arg(name="")
+
+
+class WithSettings(Protocol):
+    """Flags of a command: `settings` decide the defaults of `values`."""
+
+    @property
+    def settings(self) -> Any: ...
+
+
+def parse(
+    flags: Callable[..., Flags],
+    settings: type[Settings],
+    defaults: Callable[[Any], Any],
+    arguments: list[str],
+    *,
+    prog: str,
+    description: str,
+) -> Flags:
+    """Read `arguments` into `flags`, a dataclass with the fields `settings` and `values`, whose
+    defaults `defaults` makes from the settings."""
+    guess = _glimpse(settings, arguments)
+    while True:
+        parsed = tyro.cli(
+            flags,
+            args=arguments,
+            default=flags(settings=guess, values=defaults(guess)),
+            prog=prog,
+            description=description,
+        )
+        if parsed.settings == guess:
+            return parsed
+        guess = parsed.settings  # the dataset stood behind a flag: its defaults are others
+
+
+def _glimpse(settings: type[Settings], arguments: list[str]) -> Settings:
+    """The settings as far as they can be seen without knowing any other flag."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for field in fields(settings):
+        if field.name != "dataset":
+            parser.add_argument(f"--{field.name}", default=field.default)
+    try:
+        seen, others = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:  # a flag without its value: the full reading says so
+        return settings()
+    found = vars(seen)
+    if found.get("preset") not in (None, "paper", "cpu") or found.get("variant") not in (
+        None,
+        *VARIANTS,
+    ):
+        return settings()
+    if found["config"] is not None:
+        found["config"] = Path(found["config"])
+    if others and not others[0].startswith("-"):
+        found["dataset"] = others[0]
+    return settings(**found)

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from neubay.errors import NeubayError
-
 if TYPE_CHECKING:
     from neubay.data.findings import Finding
     from neubay.data.summary import Spread, Summary
@@ -53,9 +51,10 @@ def list_datasets(*, json: Switch = False) -> None:
     from neubay import published
     from neubay.data import builtin
     from neubay.data.download import FILES, storage_path
+    from neubay.data.minari_source import list_minari
     from neubay.tasks import get_task
 
-    paper = [
+    paper: list[dict[str, Any]] = [
         {
             "name": known.name,
             "benchmark": published.benchmarks()[known.benchmark].title,
@@ -69,26 +68,27 @@ def list_datasets(*, json: Switch = False) -> None:
         }
         for known in published.datasets().values()
     ]
-    local = _local_minari_datasets()
+    local = list_minari()
     if json:
         _print_json({"paper": paper, "builtin": list(builtin.NAMES), "minari": local})
         return
     console = Console(highlight=False)
-    table = Table(title="Datasets of the paper", title_justify="left", box=None, pad_edge=False)
-    for column in ("dataset", "benchmark", "environment", "T", "category", "eta_phi", "kappa", ""):
-        table.add_column(column, justify="right" if column in ("T", "eta_phi", "kappa") else "left")
+    console.print(f"  {'datasets of the paper':<29}{'category':<18}{'eta_phi':>8}{'kappa':>7}")
+    families: dict[str, list[dict[str, Any]]] = {}
     for row in paper:
-        here = "[green]here[/]" if row["local"] else "" if row["download"] else "[dim]own file[/]"
-        table.add_row(
-            *(str(row[key]) for key in ("name", "benchmark", "environment", "horizon", "category")),
-            "-" if row["eta_phi"] is None else f"{row['eta_phi']:g}",
-            "-" if row["kappa"] is None else f"{row['kappa']:g}",
-            here,
-        )
-    console.print(table)
+        family = f"{row['benchmark']}: {row['environment']}, T = {row['horizon']:,}"
+        families.setdefault(family, []).append(row)
+    for family, rows in families.items():
+        console.print(f"[bold]{escape(family)}[/]")
+        for row in rows:
+            eta_phi, kappa = (
+                "-" if row[key] is None else f"{row[key]:g}" for key in ("eta_phi", "kappa")
+            )
+            here = "[green]here[/]" if row["local"] else "" if row["download"] else "own file"
+            console.print(f"  {row['name']:<29}{row['category']:<18}{eta_phi:>8}{kappa:>7}  {here}")
     console.print(
-        "\neta_phi and kappa are the paper's best; '-' where every setting scored near zero.\n"
-        "'here': in the cache; the others, but for 'own file', come with "
+        "\neta_phi and kappa are the paper's best; '-' where all settings scored near zero.\n"
+        "here: in the cache. own file: no address is known, give a path. Others come with\n"
         "'neubay data download NAME'.\n"
     )
     console.print(f"Built in: {', '.join(builtin.NAMES)} (Pendulum-v1, sticky random actions)")
@@ -359,7 +359,7 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield (
         "coverage",
         f"states: effective dimension {coverage.effective_dimension:.1f} of {summary.state_size}, "
-        f"{coverage.occupied:.0%} of the cells of a Gaussian cloud",
+        f"{coverage.occupied:.0%} of a Gaussian cloud's cells occupied",
     )
     if coverage.constant_states:
         yield "", f"constant state dimensions: {', '.join(map(str, coverage.constant_states))}"
@@ -380,6 +380,8 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
 
 
 def _spread(spread: "Spread") -> str:
+    if spread.min == spread.max:
+        return f"{_number(spread.mean)}, all the same"
     return (
         f"{_mean(spread)}, median {_number(spread.median)}, "
         f"from {_number(spread.min)} to {_number(spread.max)}"
@@ -391,7 +393,9 @@ def _mean(spread: "Spread") -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+    if value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
 def _show_findings(dataset: str, findings: "list[Finding]") -> None:
@@ -446,17 +450,3 @@ def _write_json(path: Path, value: Any) -> None:
     with written_whole(path, overwrite=True) as draft:
         text = json_format.dumps(value, indent=1, allow_nan=False) + "\n"
         draft.write_text(text, encoding="utf-8")
-
-
-def _local_minari_datasets() -> list[str]:
-    """Ids of the datasets in Minari's folder; none where it does not exist or cannot be read."""
-    import warnings
-
-    import minari
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return sorted(minari.list_local_datasets())
-        except (OSError, ValueError, TypeError) as error:
-            raise NeubayError(f"Minari's folder of datasets cannot be read: {error}") from None

@@ -29,6 +29,21 @@ def is_minari_folder(path: Path) -> bool:
     return (path / "data" / "metadata.json").is_file()
 
 
+def list_minari() -> list[str]:
+    """Ids of the datasets in Minari's folder."""
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    try:
+        root = get_dataset_path()
+        found = root.glob("**/data/metadata.json")
+        return sorted(path.parent.parent.relative_to(root).as_posix() for path in found)
+    except OSError as problem:
+        raise DatasetError(
+            f"Minari's folder of datasets cannot be read: {problem}. Set MINARI_DATASETS_PATH to "
+            "one that can."
+        ) from None
+
+
 @dataclass(frozen=True, eq=False)
 class MinariSource:
     """A Minari dataset, opened but not read."""

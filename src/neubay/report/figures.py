@@ -223,7 +223,7 @@ def _bars(axes: Axes, histogram: Mapping[str, Any], colour: str) -> None:
         middle = (edges[0] + edges[1]) / 2
         margin = 0.02 * max(abs(middle), 1.0)
         edges = [middle - margin, middle + margin]
-        axes.set_xlim(middle - 20 * margin, middle + 20 * margin)
+        axes.update_datalim([(middle - 20 * margin, 0), (middle + 20 * margin, 0)])
     widths = [high - low for low, high in pairwise(edges)]
     axes.bar(edges[:-1], counts, widths, align="edge", color=colour, edgecolor="white")
     axes.set_ylim(0, 1.16 * max(counts))  # room for a label above the bars

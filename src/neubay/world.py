@@ -115,9 +115,13 @@ class Member(eqx.Module):
 
 
 def soft_clamp(log_sigma: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-    """Clamp to [LOG_SIGMA_MIN, LOG_SIGMA_MAX] with a gradient everywhere, as in PETS."""
-    log_sigma = LOG_SIGMA_MAX - jax.nn.softplus(LOG_SIGMA_MAX - log_sigma)
-    return LOG_SIGMA_MIN + jax.nn.softplus(log_sigma - LOG_SIGMA_MIN)
+    """Clamp to [LOG_SIGMA_MIN, LOG_SIGMA_MAX] with a gradient everywhere, as in PETS.
+
+    PETS takes x <- max - softplus(max - x), then x <- min + softplus(x - min). Together that is
+    e^x <- e^min + e^max sigmoid(x - max): a fraction of the exponentials and logarithms.
+    """
+    low, high = math.exp(LOG_SIGMA_MIN), math.exp(LOG_SIGMA_MAX)
+    return jnp.log(low + high * jax.nn.sigmoid(log_sigma - LOG_SIGMA_MAX))
 
 
 # --- The world -----------------------------------------------------------------------------------
@@ -181,16 +185,17 @@ class World(eqx.Module):
         state: Float[Array, "k s"],
         action: Float[Array, "k a"],
         member: Int[Array, " k"],
-        key: Key[Array, ""],
+        keys: Key[Array, " k"],
     ) -> WorldStep:
-        """One step of k rollouts, each in its own member: (s', r) ~ m_theta(s, a), and U(s, a).
+        """(s', r) ~ m_theta(s, a) and U(s, a), each rollout in its own member and from its own key.
 
         The rollouts' own predictions are slices of the evaluation that U needs anyway.
         """
         scaler = self.scaler
         prediction = self.predict(state, action)
         own = Gaussian(*(leaf[member, jnp.arange(len(member))] for leaf in prediction))
-        sample = own.mean + jnp.exp(own.log_sigma) * jax.random.normal(key, own.mean.shape)
+        noise = jax.vmap(lambda key: jax.random.normal(key, own.mean.shape[1:]))(keys)
+        sample = own.mean + jnp.exp(own.log_sigma) * noise
         return WorldStep(
             next_state=state if self.reward_only else state + sample[:, :-1] * scaler.state_std,
             reward=scaler.reward_mean + sample[:, -1] * scaler.reward_std,
@@ -206,7 +211,7 @@ def quantify(prediction: Gaussian, quantifier: Quantifier) -> Float[Array, " b"]
     """
     mean, log_sigma = prediction
     if quantifier == "aleatoric":
-        return jnp.exp(0.5 * jax.nn.logsumexp(2 * log_sigma, axis=-1)).max(axis=0)
+        return jnp.sqrt(jnp.exp(2 * log_sigma).sum(axis=-1)).max(axis=0)
     variance = mean.var(axis=0)
     if quantifier == "total":
         variance = variance + jnp.exp(2 * log_sigma).mean(axis=0)

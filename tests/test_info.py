@@ -266,6 +266,12 @@ def test_the_figure_is_drawn_from_the_json_record(tmp_path: Path, kind: str, suf
     assert path.read_bytes().startswith(beginnings[suffix])
 
 
+@pytest.mark.parametrize("name", ["money$$ and \\frac{", "数据", "a" * 300, ""])
+def test_any_name_can_be_drawn(tmp_path: Path, name: str) -> None:
+    record = summarise(dataset([5, 4], [False, True])).record() | {"name": name}
+    figures.save(figures.dataset_figure(record), tmp_path / "figure.png")
+
+
 def test_a_figure_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     figure = figures.dataset_figure(summarise(dataset([5], [False])).record())
     with pytest.raises(NeubayError, match=r"is a \.png, \.pdf or \.svg file"):

@@ -374,9 +374,14 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
         yield (
             "",
             f"actions: {coverage.action_freedom:.0%} of the variance free of the state, "
-            f"{min(spans):.0%} to {max(spans):.0%} of the range used, "
+            f"{_range(spans)} of the range used, "
             f"{coverage.saturated:.0%} at a bound",
         )
+
+
+def _range(shares: list[float]) -> str:
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _spread(spread: "Spread") -> str:

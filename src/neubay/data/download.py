@@ -22,8 +22,9 @@ from typing import Any
 import h5py
 
 from neubay import __version__, published
-from neubay.data.files import cache_directory, sha256, written_whole
+from neubay.data.files import cache_directory, written_whole
 from neubay.errors import DatasetError
+from neubay.runs import file_hash
 
 HOST = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
 
@@ -107,10 +108,7 @@ def verify(path: Path) -> None:
     recorded = _recorded_sha256(path)
     if recorded is None:
         return
-    try:
-        actual = sha256(path)
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    actual = file_hash(path)
     if actual != recorded:
         raise DatasetError(
             f"{path}: changed since it was downloaded: SHA-256 is {actual}, recorded was "
@@ -408,7 +406,7 @@ def _checked_hex(digest: str) -> str:
 
 
 def _check_sha256(path: Path, target: Path, expected: str | None) -> str:
-    digest = sha256(path)
+    digest = file_hash(path)
     if expected is not None and digest != expected:
         raise DatasetError(
             f"{target.name}: SHA-256 is {digest}, expected {expected}. The file is another version "

@@ -1,6 +1,5 @@
 """Files on disk: where the cache is, and writing a file whole or not at all."""
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -70,9 +69,3 @@ def _replace(draft: Path, target: Path, old: Path) -> None:
             raise
     else:
         draft.replace(target)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

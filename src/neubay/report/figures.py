@@ -1,5 +1,6 @@
 """Figures, in one style. A figure is drawn from plain records, as they stand in result files."""
 
+import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image
 
 from neubay.errors import NeubayError
 
@@ -74,8 +76,13 @@ def save(figure: Figure, path: Path) -> None:
         raise NeubayError(f"{path}: a figure is a .png, .pdf or .svg file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with style.context(STYLE):
+        with style.context(STYLE), warnings.catch_warnings():
+            # A name in a script that the font lacks is drawn as boxes; that is all.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(path)
+        if path.suffix.lower() == ".png":
+            with Image.open(path) as image:  # 256 colours do, at a third of the size
+                image.convert("RGB").quantize(256).save(path, optimize=True)
     except OSError as error:
         raise NeubayError(
             f"{path}: cannot be written: {error.strerror or error}. "
@@ -90,8 +97,10 @@ def dataset_figure(summary: Mapping[str, Any]) -> Figure:
     """
     with style.context(STYLE):
         figure = Figure(figsize=(10, 6.4))
-        figure.text(0.015, 0.965, summary["name"], va="center", fontsize=14, fontweight="bold")
-        figure.text(0.015, 0.923, _subtitle(summary), va="center", color=MUTED)
+        # Names are shown as they are: a dollar sign in one is no formula.
+        plain: dict[str, Any] = {"va": "center", "parse_math": False}
+        figure.text(0.015, 0.965, summary["name"], fontsize=14, fontweight="bold", **plain)
+        figure.text(0.015, 0.923, _subtitle(summary), color=MUTED, **plain)
         figure.set_layout_engine("constrained", rect=(0.01, 0.01, 0.98, 0.89), hspace=0.08)
         (returns, lengths), (states, actions) = figure.subplots(2, 2)
         _draw_returns(returns, summary)
@@ -128,9 +137,21 @@ def _draw_returns(axes: Axes, summary: Mapping[str, Any]) -> None:
 
 def _draw_lengths(axes: Axes, summary: Mapping[str, Any]) -> None:
     _bars(axes, summary["length_histogram"], COLOURS["sky"])
-    horizon = summary["horizon"]
-    axes.axvline(horizon, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-    _label_line(axes, float(horizon), f"T = {horizon:,}", MUTED)
+    horizon = float(summary["horizon"])
+    label = f"T = {summary['horizon']:,}"
+    if horizon > 2 * summary["lengths"]["max"]:  # showing it would squeeze the bars to a line
+        axes.text(
+            0.99,
+            0.985,
+            f"{label}, further right",
+            transform=axes.transAxes,
+            ha="right",
+            va="top",
+            color=MUTED,
+        )
+    else:
+        axes.axvline(horizon, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        _label_line(axes, horizon, label, MUTED)
     endings = summary["endings"]
     ways = [
         f"{count:,} {label}"
@@ -230,11 +251,11 @@ def _bars(axes: Axes, histogram: Mapping[str, Any], colour: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.5g}"))
 
 
 def _number(value: float) -> str:
     """As few digits as tell the value: 8,251 · 171.7 · 0.161."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"

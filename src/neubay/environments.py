@@ -9,6 +9,7 @@ Importing this module registers with Gymnasium
 | `neubay/AdroitDoor-v1`, `...Hammer-v1` | D4RL's reward, whose reach term is a cost |
 | `neubay/AdroitPen-v1` | 100 steps; dropping the pen is terminal |
 | `neubay/AntMazeUmaze-v4`, `...Medium-v4`, `...Large-v4` | D4RL's ant, mazes, goals and ending |
+| `neubay/Bandit-v1` | the paper's two-armed bandit, of our own making |
 
 D4RL's locomotion data (v2) is evaluated in Gymnasium's v4 environments, Minari's in v5, both
 unchanged. `tasks.py` says which environment belongs to which data.
@@ -325,6 +326,36 @@ class AntMaze(AntEnv):
         return state, np.float64(success), success, False, info
 
 
+class Bandit(gymnasium.Env[Any, Any]):
+    """The paper's sequential bandit: arm 0 pays 1 with probability 0.5, arm 1 with p1.
+
+    Without a `p1` of its own an environment is, episode by episode, one of the paper's test
+    bandits, told by the seed of the reset: equally many of each over consecutive seeds. There is
+    no state: the observation is a constant zero.
+    """
+
+    P0 = 0.5
+    TEST_P1 = (0.01, 0.3, 0.55, 0.7, 0.99)
+
+    def __init__(self, p1: float | None = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(0.0, 0.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.choices = self.TEST_P1 if p1 is None else (p1,)
+        self.means = (self.P0, self.choices[0])
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        number = int(self.np_random.integers(len(self.choices))) if seed is None else seed
+        self.means = (self.P0, self.choices[number % len(self.choices)])
+        return np.zeros(1, np.float32), {"p1": self.means[1]}
+
+    def step(self, action: Any) -> Step:
+        paid = self.np_random.random() < self.means[int(action)]
+        return np.zeros(1, np.float32), float(paid), False, False, {"p1": self.means[1]}
+
+
 def _register(
     name: str,
     steps: int,
@@ -360,3 +391,5 @@ _register(
 
 for _maze, _steps in (("umaze", 700), ("medium", 1000), ("large", 1000)):
     _register(f"AntMaze{_maze.title()}-v4", _steps, f"{__name__}:AntMaze", options={"maze": _maze})
+
+_register("Bandit-v1", 100, f"{__name__}:Bandit")

@@ -522,10 +522,25 @@ def _register_classics() -> None:
     )
 
 
+def _register_bandit() -> None:
+    """The two-armed bandit of the paper's Section 3."""
+    register_task(
+        Task(
+            name="bandit",
+            state_size=1,  # a constant: there is no state
+            actions=DiscreteActions(2),
+            horizon=100,
+            env_id="neubay/Bandit-v1",
+            reward_only=True,
+        )
+    )
+
+
 _register_locomotion()
 _register_adroit()
 _register_antmaze()
 _register_classics()
+_register_bandit()
 
 
 def category(name: str) -> Category | None:

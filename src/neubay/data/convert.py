@@ -17,7 +17,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from neubay import __version__
 from neubay import tape as tapes
@@ -170,24 +170,25 @@ def _preimage(
 
 def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
     """D4RL's locomotion layout: one row per transition, with `next_observations`."""
-    task, tape = dataset.task, dataset.tape
-    rows = tapes.transition_rows(np.asarray(tape.start))
+    task = dataset.task
     discrete = isinstance(task.actions, DiscreteActions)
+    columns = {
+        "observations": ((task.state_size,), np.float32),
+        "next_observations": ((task.state_size,), np.float32),
+        "actions": ((), np.int64) if discrete else ((task.actions.size,), np.float32),
+        "rewards": ((), np.float32),
+        "terminals": ((), np.bool_),
+        "timeouts": ((), np.bool_),
+    }
+    is_transition = tapes.has_successor(np.asarray(dataset.tape.start))
     with h5py.File(path, "w") as file:
-        columns = {
-            "observations": ((task.state_size,), np.float32),
-            "next_observations": ((task.state_size,), np.float32),
-            "actions": ((), np.int64) if discrete else ((task.actions.size,), np.float32),
-            "rewards": ((), np.float32),
-            "terminals": ((), np.bool_),
-            "timeouts": ((), np.bool_),
-        }
         for key, (shape, dtype) in columns.items():
-            file.create_dataset(key, (len(rows), *shape), dtype)
-        for begin in range(0, len(rows), _BLOCK_ROWS):
-            block = rows[begin : begin + _BLOCK_ROWS]
-            steps, after = dataset.take(block), dataset.take(block + 1)
-            end = begin + len(block)
+            file.create_dataset(key, (dataset.transitions, *shape), dtype)
+        end = 0
+        for first in range(0, len(is_transition), _BLOCK_ROWS):
+            rows = first + np.flatnonzero(is_transition[first : first + _BLOCK_ROWS])
+            steps, after = dataset.take(rows), dataset.take(rows + 1)
+            begin, end = end, end + len(rows)
             file["observations"][begin:end] = steps.state
             file["next_observations"][begin:end] = after.state
             file["actions"][begin:end] = environment_actions(task, np.asarray(steps.action))
@@ -199,15 +200,13 @@ def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
                 file.attrs[key] = value if isinstance(value, str) else json.dumps(value)
 
 
-def _timeouts(dataset: Dataset) -> np.ndarray:
+def _timeouts(dataset: Dataset) -> Bool[np.ndarray, " transitions"]:
     """Per transition: the last of its episode without being terminal, or, where only timeouts end
     an episode, the last of its episode."""
-    _, length = dataset.bounds
-    last = np.cumsum(length) - 1
-    timeouts = np.zeros(int(length.sum()), bool)
-    first, _ = dataset.bounds
+    first, length = dataset.bounds
     terminal = np.asarray(dataset.tape.terminated[first + length - 1])
-    timeouts[last] = ~terminal | dataset.task.split_by_timeouts_only
+    timeouts = np.zeros(dataset.transitions, bool)
+    timeouts[np.cumsum(length) - 1] = ~terminal | dataset.task.split_by_timeouts_only
     return timeouts
 
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from neubay import tape as tapes
 from neubay.data.dataset import Dataset
+from neubay.tape import has_successor
 from neubay.tasks import DiscreteActions, category
 
 _SAMPLE = 100_000
@@ -269,10 +269,11 @@ def _category(dataset: Dataset, evaluated: Float[np.ndarray, " episodes"]) -> Ca
 
 
 def _coverage(dataset: Dataset) -> Coverage:
-    rows = tapes.transition_rows(np.asarray(dataset.tape.start))
-    rows = rows[:: -(-len(rows) // _SAMPLE)]
-    states = np.asarray(dataset.tape.state[rows], np.float64)
-    actions = np.asarray(dataset.tape.action[rows], np.float64)
+    start = np.asarray(dataset.tape.start)
+    rows = np.arange(0, len(start), -(-dataset.transitions // _SAMPLE))
+    rows = rows[has_successor(start)[rows]]
+    sample = dataset.take(rows)
+    states, actions = np.asarray(sample.state, np.float64), np.asarray(sample.action, np.float64)
     deviation = states.std(axis=0)
     # Relative to the size of the values: the spread of a constant is rounding, not zero.
     varies = deviation > 1e-7 * np.maximum(np.abs(states).max(axis=0), 1e-5)

@@ -8,9 +8,10 @@ libraries raise over a damaged file becomes a `DatasetError`.
 import math
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -116,22 +117,25 @@ def _refuse_absurd_size(path: Path, key: str, size: int, stored: int) -> None:
 
 @contextmanager
 def _open_hdf5(path: Path) -> Iterator[Archive]:
-    with damage_reported(path):
-        file = h5py.File(path, "r", rdcc_nbytes=CHUNK_CACHE, locking="best-effort")
-
-    def column(key: str) -> Column:
-        with damage_reported(path, key):
-            refuse_link(path, file, key)
-            return hdf5_column(path, key, file[key])
-
-    try:
+    with ExitStack() as opened:
         with damage_reported(path):
+            file = h5py.File(path, "r", rdcc_nbytes=CHUNK_CACHE, locking="best-effort")
+            opened.callback(_close, path, file)
+            plain = opened.enter_context(path.open("rb", buffering=0))
             keys = [str(key) for key in file]
             task = file.attrs.get("task")
+
+        def column(key: str) -> Column:
+            with damage_reported(path, key):
+                refuse_link(path, file, key)
+                return hdf5_column(path, key, file[key], plain)
+
         yield Archive(path, keys, column, task if isinstance(task, str) else None)
-    finally:
-        with damage_reported(path):
-            file.close()
+
+
+def _close(path: Path, file: h5py.File) -> None:
+    with damage_reported(path):
+        file.close()
 
 
 def refuse_link(path: Path, group: h5py.Group, key: str) -> None:
@@ -143,8 +147,11 @@ def refuse_link(path: Path, group: h5py.Group, key: str) -> None:
         )
 
 
-def hdf5_column(path: Path, key: str, array: Any) -> Column:
-    """An array of an open HDF5 file, refused if its values are somewhere else."""
+def hdf5_column(path: Path, key: str, array: Any, plain: FileIO | None = None) -> Column:
+    """An array of an open HDF5 file, refused if its values are somewhere else.
+
+    `plain` is the same file opened without the library, for arrays that need none of it.
+    """
     if not isinstance(array, h5py.Dataset):
         raise DatasetError(f"{path}: '{key}' is a group, not an array. Store one array under it.")
     if array.is_virtual or array.external:
@@ -153,7 +160,39 @@ def hdf5_column(path: Path, key: str, array: Any) -> Column:
             f"Store the array itself under '{key}'."
         )
     _refuse_absurd_size(path, key, array.nbytes or 0, array.id.get_storage_size())
+    if plain is not None and _is_plain(array, path):
+        return Column(key, _PlainValues(path, key, array, plain))
     return Column(key, _Hdf5Values(path, key, array), array.chunks[0] if array.chunks else 1)
+
+
+def _is_plain(array: h5py.Dataset, path: Path) -> bool:
+    """The numbers are in the file one after the other, just as they are in memory."""
+    return (
+        array.chunks is None
+        and array.id.get_offset() is not None
+        and array.dtype.kind == "f"
+        and array.id.get_type().equal(h5py.h5t.py_create(array.dtype))
+        and array.id.get_offset() + array.nbytes <= path.stat().st_size
+    )
+
+
+class _PlainValues:
+    """Read past the library: a plain read takes half its time."""
+
+    def __init__(self, path: Path, key: str, array: h5py.Dataset, file: FileIO) -> None:
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype = array.dtype
+        self._path, self._key, self._file = path, key, file
+        self._offset = array.id.get_offset()
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        begin, end, _ = rows.indices(self.shape[0])
+        values = np.empty((max(end - begin, 0), *self.shape[1:]), self.dtype)
+        with damage_reported(self._path, self._key):
+            self._file.seek(self._offset + begin * math.prod(self.shape[1:]) * self.dtype.itemsize)
+            if self._file.readinto(memoryview(values)) < values.nbytes:
+                raise EOFError("it ends too early")
+        return values
 
 
 class _Hdf5Values:

@@ -25,7 +25,7 @@ from neubay.data.rows import (
     structure_findings,
     task_findings,
 )
-from neubay.data.store import MEMORY_LIMIT, TapeWriter, build_tape
+from neubay.data.store import MEMORY_LIMIT, TapeWriter, build_tape, fields
 from neubay.tape import Tape, episode_bounds
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
@@ -96,38 +96,34 @@ def lay_out(rows: Rows, task: Task, flags: Flags, writer: TapeWriter) -> None:
 
 def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> None:
     """Check one block and write it."""
-    states = _finite(block.states, keys.file, keys.states, block.begin)
-    rewards = _finite(block.rewards, keys.file, keys.rewards, block.begin)
-    actions = _unit_actions(block.actions, task, keys, block.begin)
-    starts, terminals = block.starts, block.terminals
-    ends = np.flatnonzero(block.ends)
-    if block.next_states is not None:
-        successors = _finite(block.next_states, keys.file, keys.next_states, block.begin)
-        # A row moves down by one for every episode that ended before it in this block.
-        moved = np.cumsum(block.ends) - block.ends
-        place: Any = np.arange(len(states)) + moved
-        final = place[ends] + 1
-        out = writer.extend(len(states) + len(ends))
-        out.state[final] = successors[ends]
-        out.start[final] = False
-    else:
-        single = block.ends & starts
-        if single.any():
-            kept = ~single
-            states, actions, rewards = states[kept], actions[kept], rewards[kept]
-            starts, terminals = starts[kept], terminals[kept]
-            ends = np.flatnonzero(block.ends[kept])
-        place, final = slice(None), ends
-        out = writer.extend(len(states))
-    out.state[place] = states
-    out.action[place] = actions
-    out.reward[place] = rewards + np.float32(task.reward_shift) if task.reward_shift else rewards
-    out.terminated[place] = terminals
-    out.start[place] = starts
+    numbers = range(block.begin, block.begin + len(block.states))
+    states = _finite(block.states, keys.file, keys.states, numbers)
+    rewards = _finite(block.rewards, keys.file, keys.rewards, numbers)
+    actions = _unit_actions(block.actions, task, keys, numbers)
+    # How often a row is on the tape: the last one of an episode twice where its successor is
+    # stored, to be put into the copy, and not at all where there is neither step nor successor.
+    stored = block.next_states is not None
+    copies = 1 + block.ends if stored else 1 - (block.ends & block.starts)
+    row = np.repeat(np.arange(len(states)), copies)
+    out = writer.extend(len(row))
+    for field, values in zip(
+        fields(out), (states, actions, rewards, block.terminals, block.starts), strict=False
+    ):
+        np.take(values, row, axis=0, out=field, mode="clip")  # "raise" would copy twice
     out.real[:] = True
+    if task.reward_shift:
+        out.reward[:] += np.float32(task.reward_shift)
+    ends = np.flatnonzero(block.ends & (copies > 0))
+    final = np.searchsorted(row, ends, side="right") - 1
+    if block.next_states is not None:
+        # The other successors are the next row's state, and are checked as such.
+        out.state[final] = _finite(
+            block.next_states[ends], keys.file, keys.next_states, ends + block.begin
+        )
     out.action[final] = 0
     out.reward[final] = 0
     out.terminated[final] = False
+    out.start[final] = False
 
 
 def expected_rows(rows: Rows, flags: Flags) -> int:
@@ -146,53 +142,47 @@ def as_float32(values: np.ndarray) -> Float[np.ndarray, "..."]:
         return values.astype(np.float32)
 
 
-def all_finite(values: Float[np.ndarray, "..."]) -> bool:
-    """No value is NaN or infinite."""
-    # A sum is finite only if its terms are, and much faster than a look at each; it can also
-    # overflow, and then the slow look decides.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
-
-
-def _finite(values: np.ndarray, file: str, key: str, begin: int) -> Float[np.ndarray, "..."]:
-    """The values as float32, refused if one is not finite."""
+def _finite(
+    values: np.ndarray, file: str, key: str, numbers: Sequence[int] | np.ndarray
+) -> Float[np.ndarray, "..."]:
+    """The values as float32, refused if one is not finite; `numbers` are those of the rows."""
     result = as_float32(values)
-    if not all_finite(result):
+    if not np.isfinite(result).all():
         row = int(np.argmax(~np.isfinite(result).reshape(len(result), -1).all(axis=1)))
         entries, converted = np.atleast_1d(values[row]), np.atleast_1d(result[row])
         value = entries[int(np.argmax(~np.isfinite(converted)))]
         limit = ", too large for float32" if np.isfinite(value) else ""
         raise error(
-            file, key, begin + row, f"holds {value}{limit}", "Remove or repair its episode"
+            file, key, int(numbers[row]), f"holds {value}{limit}", "Remove or repair its episode"
         ).as_error()
     return result
 
 
 def _unit_actions(
-    values: np.ndarray, task: Task, keys: Keys, begin: int
+    values: np.ndarray, task: Task, keys: Keys, numbers: range
 ) -> Float[np.ndarray, "rows a"]:
     """Actions of the environment as actions of the tape, refused if outside the task's."""
     if isinstance(task.actions, DiscreteActions):
-        numbers = values.reshape(-1)
-        odd = not_action_numbers(numbers, task.actions)
+        chosen = values.reshape(-1)
+        odd = not_action_numbers(chosen, task.actions)
         if odd.any():
             row = int(np.argmax(odd))
             raise error(
                 keys.file,
                 keys.actions,
-                begin + row,
-                f"is {numbers[row]}, not an action number from 0 to {task.actions.n - 1}",
+                numbers[row],
+                f"is {chosen[row]}, not an action number from 0 to {task.actions.n - 1}",
                 "Number the actions from 0, or give a task with more of them",
             ).as_error()
-        return task.to_unit(numbers.astype(np.int64))
-    actions = _finite(values.reshape(len(values), -1), keys.file, keys.actions, begin)
+        return task.to_unit(chosen.astype(np.int64))
+    actions = _finite(values.reshape(len(values), -1), keys.file, keys.actions, numbers)
     outside = outside_bounds(actions, task.actions)
     if outside is not None:
         row, value, bounds = outside
         raise error(
             keys.file,
             keys.actions,
-            begin + row,
+            numbers[row],
             f"holds {value:g}, outside the bounds {bounds}",
             "Give a task or action bounds that hold for the data, or clip the actions",
         ).as_error()
@@ -212,9 +202,13 @@ def outside_bounds(
     """The first row outside the bounds by more than rounding, its worst value, the bounds."""
     low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     slack = BOUNDS_TOLERANCE * (high - low)
-    if (actions.min(axis=0) >= low - slack).all() and (actions.max(axis=0) <= high + slack).all():
+    least, most = low - slack, high + slack
+    if not len(actions) or (actions.min() >= least.max() and actions.max() <= most.min()):
+        return None  # the usual case, without a look at each dimension
+    outside = ((actions < least) | (actions > most)).any(axis=1)
+    if not outside.any():
         return None
-    row = int(np.argmax(((actions < low - slack) | (actions > high + slack)).any(axis=1)))
+    row = int(np.argmax(outside))
     excess = np.maximum(low - actions[row], actions[row] - high)
     return row, float(actions[row, int(np.argmax(excess))]), _describe(low, high)
 

@@ -15,8 +15,11 @@ from jaxtyping import Bool, Int
 from neubay.data.findings import Finding, error
 from neubay.tasks import DiscreteActions, Task
 
-BLOCK_ROWS = 1 << 14
+BLOCK_ROWS = 1 << 15
 """Rows read at a time: a block of any usual state stays in the processor's cache."""
+
+FLAG_ROWS = 1 << 20
+"""Flags read at a time."""
 
 SUCCESSOR_TOLERANCE = 1e-4
 """A stored successor and the next row's state are the same up to this, absolute and relative:
@@ -264,12 +267,11 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
 def read_flag(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:
     """A whole column of flags: false and true, or the numbers 0 and 1."""
     flags = np.empty(len(column), dtype=bool)
-    for begin, end in spans(len(column), rows.block_rows):
+    for begin, end in spans(len(column), max(FLAG_ROWS, column.read_rows)):
         values = column.read(begin, end).reshape(-1)
         flags[begin:end] = values != 0
-        odd = np.flatnonzero(values[flags[begin:end]] != 1)
-        if len(odd):
-            row = int(np.flatnonzero(flags[begin:end])[odd[0]])
+        if values.dtype != bool and (odd := flags[begin:end] & (values != 1)).any():
+            row = int(np.argmax(odd))
             message = f"is {values[row]}, neither 0 nor 1"
             raise error(
                 rows.file, column.key, begin + row, message, "Store flags as bool"
@@ -338,8 +340,7 @@ def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
         ends = flags.ends[begin:end].copy()
         jumps = np.zeros(0, dtype=np.int64)
         if next_states is not None:
-            jumps = _jumps(states, next_states, ahead[:1])
-            jumps = jumps[~ends[jumps]]
+            jumps = _jumps(states, next_states, ahead[:1], ends)
             ends[jumps] = True
         if flags.horizon is not None:
             _cut_at_horizon(ends, steps, flags.horizon)
@@ -361,21 +362,26 @@ def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
 
 
 def _jumps(
-    states: np.ndarray, next_states: np.ndarray, ahead: np.ndarray
+    states: np.ndarray, next_states: np.ndarray, ahead: np.ndarray, ends: Bool[np.ndarray, " rows"]
 ) -> Int[np.ndarray, " jumps"]:
-    """Rows whose stored successor is not the state of the following row."""
-    # Equal but for an episode's last row, in good data: a flat comparison finds the few others.
-    different = next_states[:-1].reshape(-1) != states[1:].reshape(-1)
-    candidates = np.unique(np.flatnonzero(different) // states.shape[1])
-    following = states[candidates + 1]
-    if len(ahead):
-        candidates = np.append(candidates, len(states) - 1)
-        following = np.concatenate([following, ahead])
+    """Rows inside an episode whose stored successor is not the state of the following row."""
+    different = next_states[:-1] != states[1:]
+    different[ends[:-1]] = False
+    jumps = np.zeros(0, dtype=np.int64)
+    if different.any():
+        candidates = np.flatnonzero(different.any(axis=1))
+        jumps = candidates[_apart(next_states[candidates], states[candidates + 1])]
+    last_differs = not ends[-1] and (next_states[-1:] != ahead).any()
+    if last_differs and _apart(next_states[-1:], ahead).any():
+        jumps = np.append(jumps, len(states) - 1)
+    return jumps
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> Bool[np.ndarray, " rows"]:
+    """Rows that differ by more than rounding."""
     with np.errstate(invalid="ignore", over="ignore"):  # values are checked by who uses them
-        close = np.isclose(
-            next_states[candidates], following, rtol=SUCCESSOR_TOLERANCE, atol=SUCCESSOR_TOLERANCE
-        )
-    return candidates[~close.all(axis=1)]
+        close = np.isclose(a, b, rtol=SUCCESSOR_TOLERANCE, atol=SUCCESSOR_TOLERANCE)
+    return ~close.all(axis=1)
 
 
 def _cut_at_horizon(ends: Bool[np.ndarray, " rows"], steps: int, horizon: int) -> None:

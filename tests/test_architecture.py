@@ -33,6 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"tasks", "data", "world", "imagination", "replay", "agents", "evaluation", "runs", "policy"},
     "bench": FOUNDATION
     | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "train"},
+    "theory": {"errors"},
+    "bandit": FOUNDATION
+    | {"tasks", "data", "world", "imagination", "evaluation", "experiment", "runs", "theory"},
     "report": {"errors", "published"},
 }
 

@@ -1,0 +1,386 @@
+"""Exact answers for two-armed Bernoulli bandits: what a learned agent is held against.
+
+Two parts, both plain NumPy.
+
+*The bandit of Section 3.* Arm 0 is known to pay p0, arm 1 pays one of N values with given
+probabilities (an ensemble: equally likely). All that a history tells is how often arm 1 was pulled
+and how often it paid, so that the Bayes-optimal policy over T pulls comes from backward induction
+over (t, pulls, successes), and its return in any test bandit from a forward pass over the same
+table. The robust-optimal policy has a closed form.
+
+*The two-model construction behind the paper's theorem.* The worlds m_{-1} and m_1 share an arm
+that pays 1/2 and differ in the other, which pays 1/2 - epsilon or 1/2 + epsilon. There belief is a
+walk on the integers (successes less failures of that arm), the Bayes-optimal policy of the
+discounted, endless problem is a threshold on it, and every quantity of the theorem has a closed
+form. `docs/theory.md` derives them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+
+from neubay.errors import ConfigError
+
+# --- The bandit with one unknown arm -------------------------------------------------------------
+
+_CERTAIN = 1e-3
+"""Members' means are kept this far from 0 and 1, so that no finite record rules a member out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Belief:
+    """What is held about a bandit before its first pull."""
+
+    p0: float
+    """The mean of arm 0, which is known."""
+    p1: Float[np.ndarray, " n"]
+    """Values that the mean of arm 1 may have."""
+    weights: Float[np.ndarray, " n"]
+    """Their probabilities."""
+
+    @classmethod
+    def of_ensemble(cls, means: Float[np.ndarray, "n 2"]) -> "Belief":
+        """The posterior that an ensemble is: its members' reward means per arm, equally likely.
+
+        A member is read as a Bernoulli bandit with its own mean for arm 1, clipped to [0, 1], while
+        arm 0 pays the ensemble's mean: there the members agree, since the data shows it.
+        """
+        means = np.asarray(means, np.float64)
+        p1 = np.clip(means[:, 1], _CERTAIN, 1 - _CERTAIN)
+        return cls(float(means[:, 0].mean()), p1, np.full(len(p1), 1 / len(p1)))
+
+    def success_rates(self, pulls: int) -> Float[np.ndarray, "records records"]:
+        """E[p1 | n pulls, k successes] at [n, k] up to `pulls` of them; k > n means nothing."""
+        n, k = np.ogrid[: pulls + 1, : pulls + 1]
+        wins, losses = k[..., None], np.maximum(n - k, 0)[..., None]
+        log_odds = wins * np.log(self.p1) + losses * np.log1p(-self.p1) + np.log(self.weights)
+        likelihood = np.exp(log_odds - log_odds.max(axis=-1, keepdims=True))
+        return (likelihood @ self.p1) / likelihood.sum(axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A policy over T pulls that knows the record of arm 1."""
+
+    pulls_one: Bool[np.ndarray, "T T T"]
+    """At [t, n, k]: pull arm 1 at time t after n pulls of it with k successes."""
+
+    @property
+    def horizon(self) -> int:
+        return len(self.pulls_one)
+
+    def in_bandit(self, p0: float, p1: float) -> "Outcome":
+        """What the plan does and earns, in expectation, where the arms pay p0 and p1."""
+        horizon = self.horizon
+        share = np.zeros(horizon)
+        record = np.zeros((horizon + 1, horizon + 1))  # probability of (pulls, successes)
+        record[0, 0] = 1.0
+        for t, chosen in enumerate(self.pulls_one):
+            pulled = np.where(chosen, record[:horizon, :horizon], 0.0)
+            share[t] = pulled.sum()
+            record[:horizon, :horizon] -= pulled
+            record[1:, :horizon] += (1 - p1) * pulled
+            record[1:, 1:] += p1 * pulled
+        return Outcome(float(np.sum(p0 + (p1 - p0) * share)), share)
+
+
+class Outcome(NamedTuple):
+    """A plan in one bandit."""
+
+    expected_return: float
+    arm_one: Float[np.ndarray, " T"]
+    """Probability that arm 1 is pulled at each time."""
+
+
+def bayes_optimal(belief: Belief, horizon: int, *, surcharge: float = 0.0) -> tuple[Plan, float]:
+    """The policy of greatest expected return over `horizon` pulls, and that return.
+
+    `surcharge` is what a pull of arm 1 costs more than one of arm 0: the difference of their
+    uncertainty penalties. The value counts it; `Plan.in_bandit` does not.
+    """
+    rate = belief.success_rates(horizon)[:horizon, :horizon]
+    pulls_one = np.zeros((horizon, horizon, horizon), bool)
+    value = np.zeros((horizon + 1, horizon + 1))
+    for t in reversed(range(horizon)):
+        stay = belief.p0 + value[:horizon, :horizon]
+        pull = rate * (1 + value[1:, 1:]) + (1 - rate) * value[1:, :horizon] - surcharge
+        pulls_one[t] = pull > stay
+        value = np.pad(np.maximum(stay, pull), (0, 1))
+    return Plan(pulls_one), float(value[0, 0])
+
+
+def robust_optimal(belief: Belief, horizon: int) -> tuple[Plan, float]:
+    """The policy whose return in the worst of the belief's worlds is greatest, and that return.
+
+    If arm 1 may be the worse arm, no policy earns more than p0 a pull in the world where it is, and
+    only never pulling it earns that much; otherwise arm 1 is at least as good in every world.
+    """
+    worst = float(belief.p1.min())
+    always = worst > belief.p0
+    plan = Plan(np.full((horizon, horizon, horizon), always))
+    return plan, horizon * max(worst, belief.p0)
+
+
+# --- Coverage ------------------------------------------------------------------------------------
+
+
+class Mismatch(NamedTuple):
+    """How far each world is from the true one, where a policy goes and where the data is."""
+
+    visited: Float[np.ndarray, " worlds"]
+    """E over the policy's occupancy in that world of TV(m, m*)^2."""
+    recorded: Float[np.ndarray, " worlds"]
+    """E over the data's distribution of TV(m, m*)^2."""
+
+    @classmethod
+    def of_bandits(
+        cls,
+        means: Float[np.ndarray, "worlds arms"],
+        truth: Float[np.ndarray, " arms"],
+        occupancy: Float[np.ndarray, "worlds arms"],
+        behaviour: Float[np.ndarray, " arms"],
+    ) -> "Mismatch":
+        """For Bernoulli bandits, whose total variation is the difference of their means."""
+        squared = (means - truth) ** 2
+        return cls((squared * occupancy).sum(axis=1), squared @ behaviour)
+
+
+def robust_coverage(mismatch: Mismatch) -> float:
+    """C(pi) = sup over worlds of visited / recorded; infinite where the data shows no mismatch
+    that the policy meets. A world that the policy cannot tell from the true one counts 0."""
+    visited, recorded = mismatch
+    met = visited > 0
+    if not met.any():
+        return 0.0
+    with np.errstate(divide="ignore"):
+        return float((visited[met] / recorded[met]).max())
+
+
+def bayesian_coverage(mismatch: Mismatch, posterior: Float[np.ndarray, " worlds"]) -> float:
+    """C_Bayes(pi): the same ratio of the posterior's averages."""
+    visited, recorded = posterior @ mismatch.visited, posterior @ mismatch.recorded
+    if visited == 0:
+        return 0.0
+    return float(visited / recorded) if recorded > 0 else math.inf
+
+
+# --- Two worlds ----------------------------------------------------------------------------------
+
+CONFIDENCE = 1 / 8
+"""delta_0 of the theorem."""
+
+
+@dataclass(frozen=True)
+class TwoWorlds:
+    """The construction of the theorem's proof; the truth is m_1, rewards are at most 1."""
+
+    epsilon: float
+    """By how much the uncertain arm differs from 1/2."""
+    beta: float
+    """Share of the data's pulls that are of the uncertain arm."""
+    data_size: int
+    """|D|, independent pulls."""
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "epsilon": (0 < self.epsilon < 0.5, "above 0 and below 1/2"),
+            "beta": (0 < self.beta <= 1, "above 0 and at most 1"),
+            "data_size": (self.data_size >= 1, "at least 1"),
+            "gamma": (0.5 < self.gamma < 1, "above 1/2 (the theorem's assumption) and below 1"),
+        }
+        for name, (holds, what) in allowed.items():
+            if not holds:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be {what}")
+
+    @property
+    def evidence(self) -> float:
+        """ln of the odds of m_1 that one success adds and one failure takes away."""
+        return math.log((0.5 + self.epsilon) / (0.5 - self.epsilon))
+
+    def descent(self, world: int) -> float:
+        """E[gamma^tau] in m_world, tau being the pulls until failures lead by one more.
+
+        With p the arm's mean there: x = gamma (1 - p + p x^2), and its root below one.
+        """
+        p = 0.5 + world * self.epsilon
+        root = math.sqrt(1 - 4 * self.gamma**2 * p * (1 - p))
+        return (1 - root) / (2 * self.gamma * p)
+
+    @property
+    def threshold(self) -> int:
+        """k*: the Bayes-optimal policy pulls the uncertain arm while successes less failures of it,
+        those of the data included, are at least this."""
+        least_odds = (1 - self.descent(-1)) / (1 - self.descent(1))
+        return math.floor(math.log(least_odds) / self.evidence) + 1
+
+    def occupancy(self, lead: Int[np.ndarray, " k"], world: int) -> Float[np.ndarray, " k"]:
+        """Discounted share of pulls that the Bayes-optimal policy gives the uncertain arm in
+        m_world, where the data ended with that lead of successes over failures."""
+        return 1 - self.descent(world) ** np.maximum(lead - self.threshold + 1, 0)
+
+    def posterior(self, lead: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k 2"]:
+        """Probabilities of m_{-1} and m_1 given the data, from equal ones."""
+        # A world is never ruled out: not even where its probability is too small to write down.
+        odds = np.exp(np.clip(self.evidence * lead, -700.0, 700.0))
+        return np.stack([1 / (1 + odds), 1 / (1 + 1 / odds)], axis=1)
+
+    def leads(self) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        """Leads of successes over failures that data of m_1 may show, and their probabilities."""
+        win, lose = self.beta * (0.5 + self.epsilon), self.beta * (0.5 - self.epsilon)
+        wins = _likely(self.data_size, win)
+        losses = _likely(self.data_size, lose)
+        joint = stats.binom.pmf(wins, self.data_size, win)[:, None] * stats.binom.pmf(
+            losses, self.data_size - wins[:, None], min(lose / (1 - win), 1.0)
+        )
+        lead = wins[:, None] - losses
+        lowest = int(lead.min())
+        probability = np.bincount((lead - lowest).ravel(), weights=joint.ravel())
+        return lowest + np.arange(len(probability)), probability / probability.sum()
+
+    def theorem(self) -> "Theorem":
+        """Every quantity of the theorem, over the draw of the data where it depends on it."""
+        lead, probability = self.leads()
+        means = np.array([[0.5, 0.5 - self.epsilon], [0.5, 0.5 + self.epsilon]])
+        behaviour = np.array([1 - self.beta, self.beta])
+
+        def mismatch(uncertain: Float[np.ndarray, " worlds"]) -> Mismatch:
+            occupancy = np.stack([1 - uncertain, uncertain], axis=1)
+            return Mismatch.of_bandits(means, means[1], occupancy, behaviour)
+
+        never, always = mismatch(np.zeros(2)), mismatch(np.ones(2))
+        posteriors = self.posterior(lead)
+        bayes_policy = np.stack([self.occupancy(lead, -1), self.occupancy(lead, 1)], axis=1)
+        ideal = np.array([bayesian_coverage(always, posterior) for posterior in posteriors])
+        bayes = np.array(
+            [
+                bayesian_coverage(mismatch(uncertain), posterior)
+                for uncertain, posterior in zip(bayes_policy, posteriors, strict=True)
+            ]
+        )
+        return Theorem(
+            worlds=self,
+            lead=lead,
+            probability=probability,
+            robust_gap=self.epsilon / (1 - self.gamma),
+            bayes_gap=self.epsilon / (1 - self.gamma) * (1 - bayes_policy[:, 1]),
+            robust_coverage=robust_coverage(never),
+            ideal_coverage=ideal,
+            bayes_coverage=bayes,
+        )
+
+
+def _likely(count: int, probability: float) -> Int[np.ndarray, " k"]:
+    """Every outcome of a binomial but tails of weight 1e-16."""
+    low, high = (int(stats.binom.ppf(q, count, probability)) for q in (1e-16, 1 - 1e-16))
+    return np.arange(low, high + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Theorem:
+    """The theorem's two sides for a `TwoWorlds`. Arrays run over the leads the data may show."""
+
+    worlds: TwoWorlds
+    lead: Int[np.ndarray, " k"]
+    probability: Float[np.ndarray, " k"]
+    robust_gap: float
+    """J(pi*(m*), m*) - J(pi*(M), m*): what the robust-optimal policy misses."""
+    bayes_gap: Float[np.ndarray, " k"]
+    """The same of the Bayes-optimal policy."""
+    robust_coverage: float
+    """C(pi*(M))."""
+    ideal_coverage: Float[np.ndarray, " k"]
+    """C_Bayes(pi*(m*))."""
+    bayes_coverage: Float[np.ndarray, " k"]
+    """C_Bayes(pi*(P_D))."""
+
+    @property
+    def advantage(self) -> Float[np.ndarray, " k"]:
+        """Delta: the return of the Bayes-optimal over that of the robust-optimal policy in m*."""
+        return self.robust_gap - self.bayes_gap
+
+    @property
+    def scale(self) -> float:
+        """8 r_max / (1 - gamma)^2 sqrt(ln(|M| / delta_0) / |D|)."""
+        worlds = self.worlds
+        return 8 / (1 - worlds.gamma) ** 2 * math.sqrt(math.log(2 / CONFIDENCE) / worlds.data_size)
+
+    @property
+    def bayes_gap_bound(self) -> Float[np.ndarray, " k"]:
+        """What the proof says the Bayesian gap stays below."""
+        return self.scale * np.sqrt(np.maximum(self.ideal_coverage, self.bayes_coverage))
+
+    @property
+    def lower_bound(self) -> Float[np.ndarray, " k"]:
+        """What the theorem says the advantage exceeds."""
+        return self.scale * math.sqrt(self.robust_coverage) - self.bayes_gap_bound
+
+    @property
+    def assumed_coverage(self) -> float:
+        """C(pi*(M)) as the proof has it: not computed, but a free number that fixes beta by
+        beta = (1 - gamma)^4 / (64 C)."""
+        return (1 - self.worlds.gamma) ** 4 / (64 * self.worlds.beta)
+
+    @property
+    def lower_bound_as_assumed(self) -> Float[np.ndarray, " k"]:
+        """The theorem's bound with that number in place of the robust policy's coverage."""
+        return self.scale * math.sqrt(self.assumed_coverage) - self.bayes_gap_bound
+
+    @property
+    def divergence(self) -> float:
+        """KL between the data's distributions under m_{-1} and m_1 if only rewards were recorded,
+        as the proof has it."""
+        x = 2 * self.worlds.epsilon * self.worlds.beta
+        return self.worlds.data_size * x * math.log((1 + x) / (1 - x))
+
+    @property
+    def divergence_with_arms(self) -> float:
+        """The same for data that also says which arm was pulled."""
+        x = 2 * self.worlds.epsilon
+        return self.worlds.data_size * self.worlds.beta * x * math.log((1 + x) / (1 - x))
+
+    def record(self) -> dict[str, Any]:
+        """As plain numbers: expectations over the data where a quantity depends on it."""
+
+        def expected(values: Float[np.ndarray, " k"]) -> float:
+            return float(self.probability @ values)
+
+        def chance(event: Bool[np.ndarray, " k"]) -> float:
+            return float(self.probability[event].sum())
+
+        worlds, advantage = self.worlds, self.advantage
+        return {
+            "epsilon": worlds.epsilon,
+            "beta": worlds.beta,
+            "data_size": worlds.data_size,
+            "gamma": worlds.gamma,
+            "delta": CONFIDENCE,
+            "threshold": worlds.threshold,
+            "posterior_of_truth": expected(worlds.posterior(self.lead)[:, 1]),
+            "robust_gap": self.robust_gap,
+            "bayes_gap": expected(self.bayes_gap),
+            "advantage": expected(advantage),
+            "advantage_is_positive": chance(advantage > 0),
+            "robust_coverage": self.robust_coverage,
+            "assumed_coverage": self.assumed_coverage,
+            "ideal_coverage": expected(self.ideal_coverage),
+            "bayes_coverage": expected(self.bayes_coverage),
+            "scale": self.scale,
+            "bayes_gap_bound": expected(self.bayes_gap_bound),
+            "bayes_gap_bound_holds": chance(self.bayes_gap <= self.bayes_gap_bound),
+            "robust_gap_bound": self.scale * math.sqrt(self.robust_coverage),
+            "robust_gap_bound_as_assumed": self.scale * math.sqrt(self.assumed_coverage),
+            "lower_bound": expected(self.lower_bound),
+            "lower_bound_holds": chance(advantage > self.lower_bound),
+            "lower_bound_is_positive": chance(self.lower_bound > 0),
+            "lower_bound_as_assumed": expected(self.lower_bound_as_assumed),
+            "lower_bound_as_assumed_holds": chance(advantage > self.lower_bound_as_assumed),
+            "lower_bound_as_assumed_is_positive": chance(self.lower_bound_as_assumed > 0),
+            "divergence": self.divergence,
+            "divergence_with_arms": self.divergence_with_arms,
+            "largest_epsilon_of_proof": math.sqrt(math.log(16) / (worlds.data_size * worlds.beta)),
+        }

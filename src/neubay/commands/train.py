@@ -1,0 +1,125 @@
+"""`neubay train`: world, agent and evaluation in one call."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from neubay.commands.options import (
+    TrainSettings,
+    Unprefixed,
+    default_preset,
+    parse,
+    train_defaults,
+)
+from neubay.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    settings: Annotated[TrainSettings, Unprefixed]
+    values: Annotated[TrainConfig, Unprefixed]
+    out: Path | None = None
+    """The run directory; by default runs/DATASET-VARIANT-seedS."""
+    world: Path | None = None
+    """A world directory to use; by default a matching one is found, or trained and kept."""
+    tensorboard: bool = False
+    """Write TensorBoard files into the run directory."""
+    wandb: str | None = None
+    """Project of Weights & Biases to log to."""
+
+
+def train(arguments: list[str]) -> int:
+    """Parse, announce, run, summarise."""
+    flags = parse(
+        TrainFlags,
+        TrainSettings,
+        train_defaults,
+        arguments,
+        prog="neubay train",
+        description="From a dataset to a scored policy: world, agent, evaluation.",
+    )
+    from neubay import data, experiment, tracking, world
+    from neubay.commands.display import Display, live_display, world_progress
+
+    console = Console(highlight=False)
+    settings, config = flags.settings, flags.values
+    dataset = data.load(settings.dataset, settings.task)
+    directory = flags.out or Path("runs") / f"{dataset.name}-{settings.variant}-seed{config.seed}"
+    data_score = dataset.task.score(dataset.returns)
+    display = Display(
+        config.agent.steps,
+        float(dataset.returns.mean()),
+        None if data_score is None else float(data_score.mean()),
+    )
+    preset = settings.preset or default_preset()
+    console.print(
+        f"[bold]{dataset.name}[/]: {len(dataset.returns):,} episodes, "
+        f"{len(dataset.world_rows):,} transitions; mean return {display.data}\n"
+        f"preset {preset}, {settings.variant}, seed {config.seed}; "
+        f"scored in {dataset.task.env_name or 'no environment: the posterior estimates instead'}\n"
+        f"run directory {directory}"
+    )
+    trackers: list[tracking.Tracker] = []
+    if flags.tensorboard:
+        trackers.append(tracking.tensorboard(directory / "tensorboard"))
+    if flags.wandb:
+        trackers.append(
+            tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory)
+        )
+    fitted = None if flags.world is None else world.load(flags.world, dataset)
+    about = {
+        "command": shlex.join(["neubay", "train", *arguments]),
+        "preset": preset,
+        "variant": settings.variant,
+    }
+    with live_display(console, display) as shown, world_progress(console) as progress:
+        result = experiment.run(
+            dataset,
+            config,
+            directory,
+            fitted=fitted,
+            about=about,
+            trackers=(*trackers, shown),
+            world_progress=progress,
+        )
+    _summary(console, result.summary, directory)
+    return 0
+
+
+def _summary(console: Console, summary: dict[str, Any], directory: Path) -> None:
+    table = Table.grid(padding=(0, 2))
+    posterior = summary["posterior"]
+    if summary["return_mean"] is not None:
+        score = "" if summary["score"] is None else f"   score {summary['score']:.1f}"
+        table.add_row(
+            "return",
+            f"[bold]{summary['return_mean']:.1f}[/] ± {summary['return_std']:.1f}{score}   "
+            f"({summary['episodes']} episodes in {summary['environment']})",
+        )
+    data_score = "" if summary["data_score"] is None else f"   score {summary['data_score']:.1f}"
+    table.add_row("the data's", f"{summary['data_return_mean']:.1f}{data_score}")
+    if posterior is not None:
+        table.add_row(
+            "by the posterior",
+            f"{posterior['return_mean']:.1f} ± {posterior['return_std']:.1f}, "
+            f"{posterior['cut_share']:.0%} of rollouts cut by uncertainty",
+        )
+    if summary["q_data"] is not None:
+        realised = summary["discounted_mean"]
+        beside = "" if realised is None else f", discounted return {realised:.1f}"
+        table.add_row("Q on data", f"{summary['q_data']:.1f}{beside}")
+    if summary["horizon"]:
+        horizon = summary["horizon"]
+        table.add_row(
+            "horizons",
+            f"median {horizon['p50']:.0f}, quartiles {horizon['p25']:.0f} to "
+            f"{horizon['p75']:.0f}, longest {horizon['max']:.0f}",
+        )
+    seconds = summary["seconds"]
+    table.add_row("time", ", ".join(f"{stage} {value:.0f} s" for stage, value in seconds.items()))
+    table.add_row("files", f"{directory}/: summary.json, metrics.jsonl, policy.npz, run.json")
+    console.print(table)

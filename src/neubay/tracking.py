@@ -1,0 +1,98 @@
+"""Where the numbers of a run go: a JSON-lines file always, TensorBoard and W&B when asked for.
+
+A tracker is a function of one row: a flat or nested dictionary of plain numbers with `step` and
+`kind` ("world", "train" or "evaluation"). Training calls it and knows nothing else.
+"""
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from neubay.errors import ConfigError
+
+Row = dict[str, Any]
+Tracker = Callable[[Row], None]
+
+
+def json_lines(path: Path) -> Tracker:
+    """Append rows to `path`, one JSON object a line; a value that is not finite becomes null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def track(row: Row) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+
+    return track
+
+
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """The rows of a metrics file; an unfinished last line, from a kill mid-write, is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def tensorboard(directory: Path) -> Tracker:
+    """Scalars for TensorBoard, through tensorboardX."""
+    writer = _needs("tensorboardX", "TensorBoard").SummaryWriter(str(directory))
+
+    def track(row: Row) -> None:
+        for name, value in scalars(row):
+            writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+        writer.flush()
+
+    return track
+
+
+def wandb(project: str, name: str, config: dict[str, Any], directory: Path) -> Tracker:
+    """Scalars for Weights & Biases; `WANDB_MODE=offline` keeps them local."""
+    run = _needs("wandb", "Weights & Biases").init(
+        project=project, name=name, config=config, dir=str(directory)
+    )
+
+    def track(row: Row) -> None:
+        values = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
+        run.log(values | {"step": row["step"]})
+
+    return track
+
+
+def together(trackers: list[Tracker]) -> Tracker:
+    """One tracker that hands each row to all."""
+
+    def track(row: Row) -> None:
+        for tracker in trackers:
+            tracker(row)
+
+    return track
+
+
+def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The finite numbers of a nested row under names such as 'horizon/median'."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if name != "step" and math.isfinite(value):
+                yield prefix + name, float(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _needs(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"{what} needs the package {module}: pip install 'neubay[track]', or leave it out"
+        ) from None

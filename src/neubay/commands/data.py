@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Imports of ours happen inside the commands: `--help` answers at once.
 
-Dataset = Annotated[
+Source = Annotated[
     tyro.conf.Positional[str],
     tyro.conf.arg(
         metavar="DATASET",
@@ -96,7 +96,7 @@ def list_datasets(*, json: Switch = False) -> None:
 
 
 def info(
-    dataset: Dataset,
+    dataset: Source,
     *,
     task: TaskName = None,
     png: Annotated[Path | None, _optional("FILE")] = None,
@@ -125,7 +125,7 @@ def info(
 
 
 def validate(
-    dataset: Dataset, *, task: TaskName = None, strict: Switch = False, json: Switch = False
+    dataset: Source, *, task: TaskName = None, strict: Switch = False, json: Switch = False
 ) -> int:
     """Check a dataset; every finding names file, key, row, and what to do about it.
 
@@ -150,7 +150,7 @@ def validate(
 
 
 def convert(
-    source: Dataset,
+    source: Source,
     target: Annotated[
         tyro.conf.Positional[str],
         tyro.conf.arg(
@@ -177,7 +177,9 @@ def convert(
         refuse_existing(parse_target(target).path)  # before the source is read
     data = load(source, task)
     place = write(data, target, force=force)
-    print(f"{place.path}: {data.transitions:,} transitions, hash {data.hash} as in the source")
+    print(
+        f"{place.path}: {_count(data.transitions, 'transition')}, hash {data.hash} as in the source"
+    )
 
 
 def collect(
@@ -233,7 +235,7 @@ def collect(
             collection.StickyActions(chosen, repeat),
             f"sticky random, repeat {repeat:g}",
         )
-    with _progress("collecting", steps) as advance:
+    with _progress("collecting", "steps", steps) as advance:
         data = collection.collect(
             chosen,
             actions,
@@ -251,7 +253,8 @@ def collect(
         seeds=[collection.reset_seed(seed, episode) for episode in range(data.episodes)],
     )
     print(
-        f"{place.path}: {data.episodes:,} episodes, {data.transitions:,} transitions, "
+        f"{place.path}: {_count(data.episodes, 'episode')}, "
+        f"{_count(data.transitions, 'transition')}, "
         f"mean return {data.returns.mean():.1f}, hash {data.hash}"
     )
 
@@ -285,7 +288,7 @@ def download(
     """
     from neubay.data import download as downloads
 
-    with _progress(name, None, bytes_=True) as advance:
+    with _progress(name, "bytes") as advance:
         path = downloads.download(
             name,
             mirror=mirror,
@@ -326,11 +329,14 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield "task", f"{summary.task}, {environment}, T = {summary.horizon:,}"
     yield (
         "sizes",
-        f"{summary.state_size} state dimensions, {summary.action_size} "
-        + ("actions" if summary.actions == "discrete" else "action dimensions"),
+        f"{_count(summary.state_size, 'state dimension')}, "
+        + _count(
+            summary.action_size, "action" if summary.actions == "discrete" else "action dimension"
+        ),
     )
     yield "hash", summary.hash
-    yield "data", f"{summary.transitions:,} transitions in {summary.episodes:,} episodes"
+    episodes = _count(summary.episodes, "episode")
+    yield "data", f"{_count(summary.transitions, 'transition')} in {episodes}"
     ways = [
         f"{count:,} {way}"
         for count, way in (
@@ -345,7 +351,7 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
         yield "", f"{summary.runs_past_terminal:,} run on past a terminal; returns stop there"
     yield "length", _spread(summary.lengths)
     yield "return", _spread(returns.whole)
-    if endings.cut and not returns.only_cut:
+    if _mean(returns.with_cut) != _mean(returns.whole):
         yield "", f"{_mean(returns.with_cut)} with the cut episodes"
     if returns.evaluated != returns.whole:
         yield "", f"{_mean(returns.evaluated)} over the first T = {summary.horizon:,} steps"
@@ -377,6 +383,10 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
             f"{_range(spans)} of the range used, "
             f"{coverage.saturated:.0%} at a bound",
         )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _range(shares: list[float]) -> str:
@@ -415,7 +425,7 @@ def _show_findings(dataset: str, findings: "list[Finding]") -> None:
         console.print(f"[{colours[finding.severity]}]{finding.severity}[/] {escape(place)}")
         console.print(f"  {escape(finding.message)}. [dim]{escape(finding.remedy)}.[/]")
     counts = [
-        f"{count} {severity}{'s' if count > 1 else ''}"
+        _count(count, severity)
         for severity in colours
         if (count := sum(finding.severity == severity for finding in findings))
     ]
@@ -424,13 +434,13 @@ def _show_findings(dataset: str, findings: "list[Finding]") -> None:
 
 @contextlib.contextmanager
 def _progress(
-    label: str, total: int | None, *, bytes_: bool = False
+    label: str, unit: Literal["steps", "bytes"], total: int | None = None
 ) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on the terminal's error stream; silent where that is not a terminal."""
     from rich import progress as bars
 
     amount: bars.ProgressColumn = (
-        bars.DownloadColumn() if bytes_ else bars.TextColumn("{task.completed:,} steps")
+        bars.DownloadColumn() if unit == "bytes" else bars.TextColumn("{task.completed:,} steps")
     )
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), amount)
     console = Console(stderr=True)

@@ -34,8 +34,8 @@ from neubay.tasks import Task, Termination
 
 Memory = Any  # a pytree; every leaf has the rollouts as its leading axis
 
-CHUNK = 64
-"""Rows of history read at a time: enough for full matmuls, few enough to stay in cache."""
+RECALL_GROUPS = 4
+"""Histories are read back in this many groups of similar length."""
 
 
 @runtime_checkable
@@ -80,8 +80,8 @@ class Policy(Protocol):
         """Memory before anything was seen."""
         ...
 
-    def recall(self, memory: Memory, history: AgentInput, length: Int[Array, " k"]) -> Memory:
-        """Memory after reading rows 0 .. length - 1 of `history`, leaves (rows, k, ...)."""
+    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> Memory:
+        """Memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
         ...
 
     def act(
@@ -218,14 +218,13 @@ def branch(dataset: Dataset, prefix: Prefix) -> Branches:
     """Read the histories, padded to the dataset's longest so that their shape does not change."""
     first, length = np.asarray(prefix.first), np.asarray(prefix.length)
     longest = int(dataset.histories.length.max()) if length.any() else 0
-    padded = -(-longest // CHUNK) * CHUNK
-    row = np.arange(padded + 1)[:, None]
+    row = np.arange(longest + 1)[:, None]
     tape = dataset.take(first + np.minimum(row, length))
     inputs = agent_input(tape._replace(start=np.broadcast_to(row == 0, tape.start.shape)))
     here = length, np.arange(len(length))
     episode = np.searchsorted(dataset.histories.first, first)
     return Branches(
-        history=jax.tree.map(lambda leaf: leaf[:padded], inputs),
+        history=jax.tree.map(lambda leaf: leaf[:longest], inputs),
         inputs=jax.tree.map(lambda leaf: leaf[here], inputs),
         length=length.astype(np.int32),
         whole=length >= dataset.histories.length[episode],
@@ -241,10 +240,15 @@ class _Live(NamedTuple):
     slot: Int[Array, " w"]  # which of the K
     running: Bool[Array, " w"]
     time: Int[Array, " w"]  # t
-    member: Int[Array, " w"]
-    key: Key[Array, " w"]
     memory: Memory
     inputs: AgentInput
+
+
+class _Draws(NamedTuple):
+    """What chance decides, for every step of every rollout."""
+
+    keys: Key[Array, "*steps w 2"]  # of the policy, of the world
+    member: Int[Array, "*steps w"]
 
 
 class _Record(NamedTuple):
@@ -305,22 +309,22 @@ def _imagine(
 ) -> _Record:
     count = widths[0]
     step = partial(_step, world, policy, rules)
+    draws = _draw(key, member, rules, world.size)
     live = _Live(
         slot=jnp.arange(count),
         running=~jnp.asarray(branches.whole),
         time=jnp.asarray(branches.length),
-        member=jnp.asarray(member),
-        key=jax.random.split(key, count),
-        memory=_recall(policy, branches, widths),
+        memory=_recall(policy, branches),
         inputs=branches.inputs,
     )
-    _, kept = jax.eval_shape(step, live, jnp.int32(0))
+    _, kept = jax.eval_shape(step, live, jax.tree.map(lambda leaf: leaf[0], draws), jnp.int32(0))
     records = jax.tree.map(lambda leaf: jnp.zeros((rules.steps, *leaf.shape), leaf.dtype), kept)
     records = records._replace(slot=records.slot - 1)
 
     def advance(carry: tuple) -> tuple:
         number, live, records = carry
-        live, record = step(live, number)
+        drawn = jax.tree.map(lambda leaf: leaf[number, live.slot], draws)
+        live, record = step(live, drawn, number)
         records = jax.tree.map(
             lambda old, new: lax.dynamic_update_slice(old, new[None], (number, *new.ndim * [0])),
             records,
@@ -342,17 +346,33 @@ def _imagine(
     return carry[2]
 
 
+def _draw(key: Key[Array, ""], member: Int[AnyArray, " k"], rules: Rules, members: int) -> _Draws:
+    """Each rollout has a key of its own, so that it does not depend on its batch.
+
+    Drawn ahead of the loops: generators are slow to compile, and every width has its own loop.
+    """
+    shape = rules.steps, len(member)
+    rollout_key, member_key = jax.random.split(key)
+    keys = jax.vmap(lambda key: jax.random.split(key, (rules.steps, 2)), out_axes=1)(
+        jax.random.split(rollout_key, len(member))
+    )
+    if rules.redraw_member:
+        return _Draws(keys, jax.random.randint(member_key, shape, 0, members))
+    return _Draws(keys, jnp.broadcast_to(member, shape))
+
+
 def _step(
-    world: World, policy: Policy, rules: Rules, live: _Live, number: Int[Array, ""]
+    world: World,
+    policy: Policy,
+    rules: Rules,
+    live: _Live,
+    drawn: _Draws,
+    number: Int[Array, ""],
 ) -> tuple[_Live, _Record]:
     """The body of Algorithm 2; `number` counts imagined steps."""
-    keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, number), 3))(live.key)
-    member = live.member
-    if rules.redraw_member:
-        member = jax.vmap(lambda key: jax.random.randint(key, (), 0, world.size))(keys[:, 2])
     state = jnp.asarray(live.inputs.state)
-    memory, action = policy.act(live.memory, live.inputs, keys[:, 0])
-    outcome = world.step(state, action, member, keys[:, 1])
+    memory, action = policy.act(live.memory, live.inputs, drawn.keys[:, 0])
+    outcome = world.step(state, action, drawn.member, drawn.keys[:, 1])
 
     finite = (
         jnp.isfinite(outcome.next_state).all(axis=-1)
@@ -385,37 +405,22 @@ def _step(
     return live, record
 
 
-def _recall(policy: Policy, branches: Branches, widths: tuple[int, ...]) -> Memory:
-    """Memory at the branching points: the policy reads the histories, chunk by chunk.
-
-    As they come longest first, those not yet read to their end are the first ones.
-    """
+def _recall(policy: Policy, branches: Branches) -> Memory:
+    """Memory at the branching points. The histories come longest first, and each group of them
+    is read no further than its own longest."""
     length = jnp.asarray(branches.length)
-    memory = policy.initial(len(length))
     if not len(branches.history.start):
-        return memory
+        return policy.initial(len(length))
+    groups = math.gcd(len(length), RECALL_GROUPS)
 
-    def read(width: int, until: Int[Array, ""], chunk: Int[Array, ""], memory: Memory) -> tuple:
-        """Read up to chunk `until` of the first `width` histories."""
+    def grouped(leaf: Array) -> Array:  # (rows, k, ...) -> (groups, rows, k / groups, ...)
+        return jnp.moveaxis(leaf.reshape(len(leaf), groups, -1, *leaf.shape[2:]), 1, 0)
 
-        def read_chunk(carry: tuple) -> tuple:
-            chunk, memory = carry
-            begin = chunk * CHUNK
-            rows = jax.tree.map(
-                lambda leaf: lax.dynamic_slice_in_dim(leaf, begin, CHUNK)[:, :width],
-                branches.history,
-            )
-            memory = policy.recall(memory, rows, jnp.clip(length[:width] - begin, 0, CHUNK))
-            return chunk + 1, memory
-
-        front = jax.tree.map(lambda leaf: leaf[:width], memory)
-        chunk, front = lax.while_loop(lambda carry: carry[0] < until, read_chunk, (chunk, front))
-        return chunk, jax.tree.map(lambda leaf, new: leaf.at[:width].set(new), memory, front)
-
-    chunk = jnp.int32(0)
-    for width, fewer in pairwise((*widths, 0)):
-        chunk, memory = read(width, -(-length[fewer:].max() // CHUNK), chunk, memory)
-    return memory
+    memory = lax.map(
+        lambda group: policy.recall(*group),
+        (jax.tree.map(grouped, branches.history), length.reshape(groups, -1)),
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), memory)
 
 
 def _lay_out(branches: Branches, rules: Rules, record: _Record) -> Rollouts:

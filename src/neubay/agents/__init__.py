@@ -1,0 +1,50 @@
+"""Agents: what learns from tapes and acts on histories."""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from jaxtyping import PRNGKeyArray
+
+from neubay.agents import bc, redq
+from neubay.config import AgentConfig
+from neubay.errors import ConfigError
+from neubay.tape import Tape
+
+AgentState = Any  # a pytree: all that training changes
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Sizes and settings; everything that is learned is in the state."""
+
+    @property
+    def config(self) -> AgentConfig: ...
+
+    def init(self, key: PRNGKeyArray) -> AgentState: ...
+
+    def update(self, state: AgentState, tapes: Tape) -> tuple[AgentState, dict[str, Any]]:
+        """One gradient step per tape; gives up the state it is handed."""
+        ...
+
+    def policy(self, state: AgentState, deterministic: bool) -> Any:
+        """As imagination and evaluation want it: `initial`, `recall`, `act`."""
+        ...
+
+
+ALGORITHMS: dict[tuple[str, str], Callable[[int, int, AgentConfig], Agent]] = {
+    ("redq", "continuous"): redq.Agent,
+    ("bc", "continuous"): bc.Agent,
+}
+
+
+def make(
+    state_size: int, action_size: int, kind: Literal["continuous", "discrete"], config: AgentConfig
+) -> Agent:
+    """The agent of a configuration."""
+    if (config.algorithm, kind) not in ALGORITHMS:
+        fitting = " or ".join(name for name, actions in ALGORITHMS if actions == kind)
+        raise ConfigError(
+            f"agent.algorithm {config.algorithm} cannot act in a task with {kind} actions: "
+            f"set --agent.algorithm {fitting}"
+        )
+    return ALGORITHMS[config.algorithm, kind](state_size, action_size, config)

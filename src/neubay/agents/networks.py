@@ -1,0 +1,178 @@
+"""The networks that agents share: encoder, heads, the tanh-Gaussian, and the policy they make."""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+
+from neubay.config import AgentConfig
+from neubay.memory import Encoder, Linear, Memory, NoMemory, matmul, normed_leaky_relu
+from neubay.tape import AgentInput, AnyArray
+
+LOG_SIGMA_RANGE = (-5.0, 2.0)
+
+
+def observe(inputs: AgentInput) -> Float[Array, "*rows into"]:
+    """(s_t, a_{t-1}, r_t) as one vector, the state first."""
+    return jnp.concatenate(
+        [inputs.state, inputs.last_action, inputs.last_reward[..., None]], axis=-1
+    )
+
+
+def make_encoder(
+    state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+) -> Encoder | NoMemory:
+    """phi, the encoder of histories; for the Markov agent, the state itself."""
+    if config.memory == "none":
+        return NoMemory(state_size)
+    into = state_size + action_size + 1
+    return Encoder(into, config.width, config.memory_size, config.memory_layers, key=key)
+
+
+class Head(eqx.Module):
+    """`depth` blocks Linear -> LayerNorm -> leaky ReLU, then a Linear."""
+
+    layers: tuple[Linear, ...]
+    out: Linear
+
+    def __init__(self, into: int, width: int, depth: int, out: int, *, key: PRNGKeyArray):
+        *layer_keys, out_key = jax.random.split(key, depth + 1)
+        sizes = [into] + [width] * (depth - 1)
+        self.layers = tuple(
+            Linear(size, width, key=key) for size, key in zip(sizes, layer_keys, strict=True)
+        )
+        self.out = Linear(width, out, key=out_key)
+
+    def __call__(self, x: Float[Array, "*rows into"]) -> Float[Array, "*rows out"]:
+        return self.after_first(self.layers[0](x))
+
+    def after_first(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows out"]:
+        """The rest of the head, given what its first Linear yields."""
+        x = normed_leaky_relu(x)
+        for layer in self.layers[1:]:
+            x = normed_leaky_relu(layer(x))
+        return self.out(x)
+
+
+class TanhGaussian(NamedTuple):
+    """a = tanh(u) with u ~ N(mean, sigma^2), the dimensions independent."""
+
+    mean: Float[Array, "*rows a"]
+    log_sigma: Float[Array, "*rows a"]
+
+    def mode(self) -> Float[Array, "*rows a"]:
+        """The action at the Gaussian's mean: what evaluation uses."""
+        return jnp.tanh(self.mean)
+
+    def sample(
+        self, noise: Float[Array, "*rows a"]
+    ) -> tuple[Float[Array, "*rows a"], Float[Array, "*rows"]]:
+        """An action from standard normal noise, reparameterised, and its log-probability."""
+        u = self.mean + jnp.exp(self.log_sigma) * noise
+        return jnp.tanh(u), self._log_prob(u, noise)
+
+    def log_prob(self, u: Float[Array, "*rows a"]) -> Float[Array, "*rows"]:
+        """Log-probability of the action tanh(u), from the value before the tanh."""
+        return self._log_prob(u, (u - self.mean) * jnp.exp(-self.log_sigma))
+
+    def _log_prob(
+        self, u: Float[Array, "*rows a"], noise: Float[Array, "*rows a"]
+    ) -> Float[Array, "*rows"]:
+        # log(1 - tanh(u)^2), in a form that stays finite, with its gradient, where tanh(u) is 1.
+        log_slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
+        gaussian = -0.5 * noise**2 - self.log_sigma - 0.5 * math.log(2 * math.pi)
+        return (gaussian - log_slope).sum(axis=-1)
+
+
+class Actor(eqx.Module):
+    """pi_nu: its own encoder and one head."""
+
+    encoder: Encoder | NoMemory
+    head: Head
+
+    def __init__(
+        self, state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+    ):
+        encoder_key, head_key = jax.random.split(key)
+        self.encoder = make_encoder(state_size, action_size, config, key=encoder_key)
+        self.head = Head(
+            self.encoder.width, config.width, config.head_depth, 2 * action_size, key=head_key
+        )
+
+    def __call__(
+        self, observed: Float[Array, "rows into"], start: Bool[AnyArray, " rows"]
+    ) -> TanhGaussian:
+        """The policy at every row of a tape."""
+        return self.distribution(self.encoder(observed, start))
+
+    def distribution(self, features: Float[Array, "*rows width"]) -> TanhGaussian:
+        mean, log_sigma = jnp.split(self.head(features), 2, axis=-1)
+        return TanhGaussian(mean, jnp.clip(log_sigma, *LOG_SIGMA_RANGE))
+
+
+class Critic(eqx.Module):
+    """Q_omega: its own encoder and a stack of heads, each on features and action."""
+
+    encoder: Encoder | NoMemory
+    head: Head  # its leaves have the heads as their leading axis
+
+    def __init__(
+        self, state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+    ):
+        encoder_key, head_key = jax.random.split(key)
+        self.encoder = make_encoder(state_size, action_size, config, key=encoder_key)
+        into = self.encoder.width + action_size
+
+        def one_head(key: PRNGKeyArray) -> Head:
+            head = Head(into, config.width, config.head_depth, 1, key=key)
+            # Values start near zero: a hundredth of the variance, no bias.
+            out = (0.1 * head.out.weight, jnp.zeros_like(head.out.bias))
+            return eqx.tree_at(lambda head: (head.out.weight, head.out.bias), head, out)
+
+        self.head = eqx.filter_vmap(one_head)(jax.random.split(head_key, config.heads))
+
+
+def q_embed(head: Head, features: Float[Array, "rows width"]) -> Float[Array, "rows units"]:
+    """What the features give to a critic head's first Linear, whatever the action."""
+    first = head.layers[0]
+    return matmul(features, first.weight[: features.shape[-1]]) + first.bias
+
+
+def q_value(
+    head: Head, embedded: Float[Array, "rows units"], action: Float[AnyArray, "rows a"]
+) -> Float[Array, " rows"]:
+    """Q(h_t, a) of one head, from `q_embed` of the features."""
+    from_action = head.layers[0].weight[-action.shape[-1] :]
+    return head.after_first(embedded + matmul(jnp.asarray(action), from_action))[..., 0]
+
+
+class RecurrentPolicy(eqx.Module):
+    """An actor as imagination and evaluation see it: K histories side by side."""
+
+    actor: Actor
+    deterministic: bool = eqx.field(static=True)
+
+    def initial(self, batch: int) -> Memory:
+        """The memory before anything was seen."""
+        return self.actor.encoder.initial(batch)
+
+    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> Memory:
+        """The memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
+        return self.actor.encoder.recall(observe(history), history.start, length)
+
+    def act(
+        self, memory: Memory, inputs: AgentInput, keys: Key[Array, " k"]
+    ) -> tuple[Memory, Float[Array, "k a"]]:
+        """Read one row and choose the action there; memory is reset where an episode starts.
+
+        Every history has a key of its own, so that its actions do not depend on its neighbours.
+        """
+        memory, features = self.actor.encoder.step(memory, observe(inputs), inputs.start)
+        policy = self.actor.distribution(features)
+        if self.deterministic:
+            return memory, policy.mode()
+        noise = jax.vmap(lambda key: jax.random.normal(key, policy.mean.shape[1:]))(keys)
+        return memory, policy.sample(noise)[0]

@@ -190,7 +190,7 @@ class _PlainValues:
         values = np.empty((max(end - begin, 0), *self.shape[1:]), self.dtype)
         with damage_reported(self._path, self._key):
             self._file.seek(self._offset + begin * math.prod(self.shape[1:]) * self.dtype.itemsize)
-            if self._file.readinto(memoryview(values)) < values.nbytes:
+            if self._file.readinto(values.data) < values.nbytes:
                 raise EOFError("it ends too early")
         return values
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from neubay.errors import DatasetError
+from neubay.errors import DatasetError, NeubayError
 
 Severity = Literal["error", "warning", "note"]
 
@@ -31,10 +31,27 @@ class Finding:
             place += f" row {self.row}"
         return f"{place}: {self.message}. {self.remedy}."
 
-    def as_error(self) -> DatasetError:
-        return DatasetError(str(self))
+    def as_error(self) -> "RefusedError":
+        return RefusedError(self)
+
+
+class RefusedError(DatasetError):
+    """What makes `load` refuse a dataset, as the finding that it is."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
 
 
 def error(file: str, key: str | None, row: int | None, message: str, remedy: str) -> Finding:
     """A finding that makes `load` refuse."""
     return Finding("error", file, key, row, message, remedy)
+
+
+def from_error(problem: NeubayError, file: str) -> Finding:
+    """An error as a finding; its last sentence is the remedy, as it is in all our errors."""
+    if isinstance(problem, RefusedError):
+        return problem.finding
+    text = str(problem).removeprefix(f"{file}: ").removesuffix(".")
+    message, _, remedy = text.rpartition(". ")
+    return error(file, None, None, message or text, remedy if message else "See the message")

@@ -7,10 +7,10 @@ flags are dropped; an episode of a single row has no step at all and is left out
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from neubay.data.findings import error
 from neubay.data.rows import (
@@ -178,12 +178,11 @@ def _unit_actions(
     actions = _finite(values.reshape(len(values), -1), keys.file, keys.actions, numbers)
     outside = outside_bounds(actions, task.actions)
     if outside is not None:
-        row, value, bounds = outside
         raise error(
             keys.file,
             keys.actions,
-            numbers[row],
-            f"holds {value:g}, outside the bounds {bounds}",
+            numbers[int(np.argmax(outside.rows))],
+            f"holds {outside.value:g}, outside the bounds {outside.bounds}",
             "Give a task or action bounds that hold for the data, or clip the actions",
         ).as_error()
     # Rounding, in the data or in the scaling, may lead a little beyond 1.
@@ -196,21 +195,30 @@ def not_action_numbers(numbers: np.ndarray, actions: DiscreteActions) -> np.ndar
         return ~((numbers >= 0) & (numbers < actions.n) & (numbers == np.floor(numbers)))
 
 
+class Outside(NamedTuple):
+    """Actions outside their bounds."""
+
+    rows: Bool[np.ndarray, " rows"]
+    value: float
+    """The worst value of the first of the rows."""
+    bounds: str
+
+
 def outside_bounds(
     actions: Float[np.ndarray, "rows a"], space: ContinuousActions
-) -> tuple[int, float, str] | None:
-    """The first row outside the bounds by more than rounding, its worst value, the bounds."""
+) -> Outside | None:
+    """The rows that are outside by more than rounding; none if all are inside."""
     low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     slack = BOUNDS_TOLERANCE * (high - low)
     least, most = low - slack, high + slack
     if not len(actions) or (actions.min() >= least.max() and actions.max() <= most.min()):
         return None  # the usual case, without a look at each dimension
-    outside = ((actions < least) | (actions > most)).any(axis=1)
-    if not outside.any():
+    rows = np.any((actions < least) | (actions > most), axis=1)
+    if not rows.any():
         return None
-    row = int(np.argmax(outside))
-    excess = np.maximum(low - actions[row], actions[row] - high)
-    return row, float(actions[row, int(np.argmax(excess))]), _describe(low, high)
+    first = actions[int(np.argmax(rows))]
+    value = first[int(np.argmax(np.maximum(low - first, first - high)))]
+    return Outside(rows, float(value), _describe(low, high))
 
 
 def _describe(low: np.ndarray, high: np.ndarray) -> str:

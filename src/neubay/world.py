@@ -350,7 +350,7 @@ def _moments(
         squares += (shifted**2).sum(axis=0)
     mean = total / len(rows)
     std = np.sqrt(np.maximum(squares / len(rows) - mean**2, 0.0))
-    return origin + mean, np.where(std < 1e-12, 1.0, std)
+    return np.asarray(origin + mean), np.where(std < 1e-12, 1.0, std)
 
 
 def split_rows(

@@ -35,7 +35,7 @@ BOUNDS_TOLERANCE = 1e-4
 MOST_DISCRETE_ACTIONS = 1024
 """Without a task, integers above this are taken for something other than action numbers."""
 
-Bound = int | float | Sequence[float] | np.ndarray
+Bound = int | float | Sequence[int | float] | np.ndarray
 """The low or high end of actions: one for all dimensions, or one each."""
 
 

@@ -165,7 +165,7 @@ def _mapped_tape(
     """A memory-mapped tape from the cache, built first where it is not there."""
     text = json.dumps([CACHE_LAYOUT, origin], sort_keys=True)
     folder = cache_directory() / "tapes" / blake2b(text.encode(), digest_size=16).hexdigest()
-    tape = _open(folder)
+    tape = _open(folder, sizes)
     if tape is None:
         _check_room(folder.parent, size)
         with written_whole(folder, overwrite=True) as draft:
@@ -173,21 +173,25 @@ def _mapped_tape(
             with FolderWriter(draft, *sizes) as writer:
                 build(writer)
             (draft / "origin.json").write_text(text, encoding="utf-8")
-        tape = _open(folder)
+        tape = _open(folder, sizes)
     if tape is None:
         raise DatasetError(f"{folder}: vanished while it was opened. Try again.")
     return tape
 
 
-def _open(folder: Path) -> Tape | None:
+def _open(folder: Path, sizes: tuple[int, int]) -> Tape | None:
     """The tape in a folder of the cache; none if it is absent or damaged."""
     try:
-        arrays = [
-            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in FIELDS
-        ]
-    except (OSError, ValueError):
+        # Never unpickles: a memory map can only be of plain values.
+        arrays = [np.lib.format.open_memmap(folder / f"{name}.npy", mode="r") for name in FIELDS]
+    except (OSError, ValueError, EOFError):
         return None
-    return Tape(*arrays) if len({len(array) for array in arrays}) == 1 else None
+    sound = all(
+        len(array) == len(arrays[0])
+        and (array.shape[1:], array.dtype) == (wanted.shape[1:], wanted.dtype)
+        for array, wanted in zip(arrays, fields(allocate(0, *sizes)), strict=True)
+    )
+    return Tape(*arrays) if sound else None
 
 
 def _check_room(folder: Path, size: int) -> None:

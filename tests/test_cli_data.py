@@ -124,11 +124,15 @@ def test_info_of_the_builtin_dataset(run: Run) -> None:
     assert code == 0 and "20,000 transitions in 100 episodes" in out
 
 
-def test_info_of_every_real_file(run: Run, shared_data: Path, tmp_path: Path) -> None:
+def test_every_real_file_is_described_and_valid(
+    run: Run, shared_data: Path, tmp_path: Path
+) -> None:
     for path in sorted([*shared_data.glob("*.hdf5"), *shared_data.glob("*.npz")]):
         code, out, err = run("data", "info", path)
         assert (code, err) == (0, ""), path
         assert "score" in out and "coverage" in out
+        code, out, _ = run("data", "validate", path)
+        assert code == 0, out
 
 
 # --- validate ------------------------------------------------------------------------------

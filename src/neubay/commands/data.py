@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -423,7 +424,8 @@ def _show_findings(dataset: str, findings: "list[Finding]") -> None:
         if finding.row is not None:
             place += f" row {finding.row:,}"
         console.print(f"[{colours[finding.severity]}]{finding.severity}[/] {escape(place)}")
-        console.print(f"  {escape(finding.message)}. [dim]{escape(finding.remedy)}.[/]")
+        text = f"{escape(finding.message)}. [dim]{escape(finding.remedy)}.[/]"
+        console.print(Padding(text, (0, 0, 0, 2)))
     counts = [
         _count(count, severity)
         for severity in colours

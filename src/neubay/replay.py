@@ -1,164 +1,288 @@
-"""Replay: whole trajectories, of which only the imagined rows are stored.
+"""Replay: the trajectories that were imagined, and tapes of whole trajectories drawn from them.
 
-A trajectory is a real prefix h_t and the rows imagined from s_t on. The prefix is a reference into
-the dataset's tape; the imagined rows lie in a ring, each trajectory in one piece. A training batch
-is a tape cut from whole trajectories drawn uniformly, laid end to end, the overflow dropped.
-
-Everything is NumPy on the host: a draw is a few index operations and one copy of the rows.
+A trajectory is t rows of real history followed by L + 1 imagined rows, the first of them at the
+branching state s_t. The real part is a reference into the dataset; only imagined rows are stored.
+The oldest trajectories make room for new ones.
 """
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
-from neubay.imagination import Rollouts
 from neubay.tape import Prefix, Tape
 
 
 class Replay:
-    """The buffer B of Algorithm 1.
+    """Whole trajectories, up to `capacity` rows of them, real and imagined together.
 
-    `capacity` counts rows as the paper does, prefixes included: when it is exceeded, the oldest
-    trajectories are dropped.
+    Args:
+        dataset: what the histories refer to.
+        capacity: rows held before the oldest trajectories are dropped.
+        penalised: imagined rows carry a penalty.
     """
 
-    def __init__(self, dataset: Dataset, capacity: int, penalised: bool = False) -> None:
-        longest = int(dataset.histories.length.max()) + dataset.task.horizon + 1
-        if capacity < longest:
+    def __init__(self, dataset: Dataset, capacity: int, *, penalised: bool = False) -> None:
+        task = dataset.task
+        if capacity <= task.horizon:
             raise ConfigError(
-                f"agent.buffer is {capacity} rows, but one trajectory of {dataset.name} can have "
-                f"{longest}: give it room for many"
+                f"agent.buffer is {capacity} rows, but a trajectory of task '{task.name}' can have "
+                f"{task.horizon + 1}: set --agent.buffer to several times that"
             )
-        self.dataset, self.capacity = dataset, capacity
-        states, actions = dataset.task.state_size, dataset.task.actions.size
-        # Not touched yet, so that memory is used as rows come in.
-        self._ring = Tape(
-            state=np.empty((capacity, states), np.float32),
-            action=np.empty((capacity, actions), np.float32),
-            reward=np.empty(capacity, np.float32),
-            terminated=np.empty(capacity, bool),
-            start=np.empty(0, bool),  # derived when sampled, as is `real`
-            real=np.empty(0, bool),
-            penalty=np.empty(capacity, np.float32) if penalised else None,
+        self.dataset, self.capacity, self.penalised = dataset, capacity, penalised
+        self._imagined = _Queue(
+            capacity,
+            state=(np.float32, task.state_size),
+            action=(np.float32, task.actions.size),
+            reward=(np.float32,),
+            terminated=(np.bool_,),
+            **({"penalty": (np.float32,)} if penalised else {}),
         )
-        self._next = 0  # where the ring is written
-        # First row and length of the prefix, first row in the ring and rows there.
-        self._trajectories = np.empty((1024, 4), np.int64)
-        self._oldest, self._newest = 0, 0  # the span of `_trajectories` in use
+        self._trajectories = _Queue(
+            capacity,
+            first=(np.int64,),  # row of the dataset's tape where the history begins
+            real=(np.int64,),  # t, rows of history
+            imagined=(np.int64,),  # L + 1
+            row=(np.int64,),  # number of its first imagined row
+        )
+        self.rows = 0
+        """Rows held, real and imagined."""
 
     def __len__(self) -> int:
         """Trajectories held."""
-        return self._newest - self._oldest
+        return len(self._trajectories)
 
     @property
-    def rows(self) -> int:
-        """Rows held, prefixes included."""
-        return int(self._held[:, 1].sum() + self._held[:, 3].sum())
+    def nbytes(self) -> int:
+        """Bytes taken; the dataset is not counted."""
+        return self._imagined.nbytes + self._trajectories.nbytes
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of one imagined row; a real row costs none."""
-        return sum(
-            field.nbytes // self.capacity for field in self._ring if field is not None and field.size
+        """Bytes of an imagined row; a real one takes none."""
+        return self._imagined.bytes_per_row
+
+    def add(self, prefix: Prefix, rows: Tape, length: Int[np.ndarray, " k"]) -> int:
+        """Add K trajectories; how many rows, real and imagined, that was.
+
+        Args:
+            prefix: the histories.
+            rows: the imagined rows, trajectory after trajectory.
+            length: L, the imagined steps of each; L + 1 of the rows are its own.
+        """
+        if (rows.penalty is not None) != self.penalised:
+            raise ValueError("rows carry a penalty if and only if the replay is penalised")
+        first, real = np.asarray(prefix.first), np.asarray(prefix.length)
+        imagined = np.asarray(length) + 1
+        sizes = real + imagined
+        # Of more than there is room for, the last ones; and then nothing older.
+        fit = int(np.searchsorted(np.cumsum(sizes[::-1]), self.capacity, side="right"))
+        kept = slice(len(sizes) - fit, None)
+        self._make_room(min(int(sizes.sum()), self.capacity))
+        begin = self._imagined.end + np.cumsum(imagined[kept]) - imagined[kept]
+        skipped = len(rows.reward) - int(imagined[kept].sum())
+        self._imagined.append(
+            {name: getattr(rows, name)[skipped:] for name in self._imagined.columns}
         )
+        self._trajectories.append(
+            {"first": first[kept], "real": real[kept], "imagined": imagined[kept], "row": begin}
+        )
+        self.rows += int(sizes[kept].sum())
+        return int(sizes.sum())
 
-    @property
-    def _held(self) -> Int[np.ndarray, "trajectories 4"]:
-        return self._trajectories[self._oldest : self._newest]
-
-    def add(self, prefix: Prefix, rollouts: Rollouts) -> None:
-        """Append K trajectories: histories of the dataset and what was imagined from them."""
-        counts = rollouts.length + 1
-        ends = np.cumsum(counts)
-        for k in range(len(counts)):
-            rows = slice(int(ends[k] - counts[k]), int(ends[k]))
-            self._append(int(prefix.first[k]), int(prefix.length[k]), rows, rollouts.rows)
-        excess = self.rows - self.capacity
-        if excess > 0:
-            held = np.cumsum(self._held[:, 1] + self._held[:, 3])
-            self._oldest += int(np.searchsorted(held, excess)) + 1
-
-    def _append(self, first: int, length: int, rows: slice, imagined: Tape) -> None:
-        count = rows.stop - rows.start
-        place = self._next if self._next + count <= self.capacity else 0
-        self._free(place, place + count)
-        there = slice(place, place + count)
-        for name in ("state", "action", "reward", "terminated", "penalty"):
-            field = getattr(self._ring, name)
-            if field is not None:
-                field[there] = getattr(imagined, name)[rows]
-        if self._newest == len(self._trajectories):
-            room = np.empty((max(2 * len(self), 1024), 4), np.int64)
-            room[: len(self)] = self._held
-            self._trajectories, self._oldest, self._newest = room, 0, len(self)
-        self._trajectories[self._newest] = first, length, place, count
-        self._newest += 1
-        self._next = place + count
-
-    def _free(self, begin: int, end: int) -> None:
-        """Drop the oldest trajectories until rows begin .. end - 1 of the ring are free."""
-        held = self._held
-        overlapping = (held[:, 2] < end) & (held[:, 2] + held[:, 3] > begin)
-        if overlapping.any():
-            self._oldest += int(np.flatnonzero(overlapping)[-1]) + 1
+    def _make_room(self, rows: int) -> None:
+        while self.rows + rows > self.capacity:
+            oldest = self._trajectories.begin
+            real = int(self._trajectories.take("real", oldest))
+            imagined = int(self._trajectories.take("imagined", oldest))
+            self._trajectories.drop(1)
+            self._imagined.drop(imagined)
+            self.rows -= real + imagined
 
     def sample(self, rng: np.random.Generator, batches: int, rows: int) -> Tape:
-        """Training tapes with leaves (batches, rows, ...)."""
-        held = self._held
-        trajectory, position = _lay_out(rng, held[:, 1] + held[:, 3], batches, rows)
-        first, length, place, _ = held[trajectory].T
-        real = position < length
-        data, ours = np.flatnonzero(real), np.flatnonzero(~real)
-        recorded = self.dataset.take((first + position)[data])
-        imagined = (place + position - length)[ours]
-        total, ring = batches * rows, self._ring
+        """Tapes of whole trajectories, each as likely as any other; leaves (batches, rows, ...).
+
+        Trajectories are laid end to end until a tape is full; what exceeds it is dropped.
+        """
+        if not len(self):
+            raise ValueError("the replay is empty: add trajectories before sampling")
+        trajectories = self._trajectories
+
+        def sizes(number: np.ndarray) -> np.ndarray:
+            index = trajectories.begin + number
+            return trajectories.take("real", index) + trajectories.take("imagined", index)
+
+        number, offset = _lay_end_to_end(
+            rng, len(self), self.rows / len(self), sizes, batches, rows
+        )
+        index = trajectories.begin + number
+        beyond = offset - trajectories.take("real", index)  # rows since the branching state
+        is_real = beyond < 0
+        real, imagined = np.flatnonzero(is_real), np.flatnonzero(~is_real)
+        data = self.dataset.take(trajectories.take("first", index[real]) + offset[real])
+        stored = trajectories.take("row", index[imagined]) + beyond[imagined]
 
         def merged(name: str) -> np.ndarray:
-            stored = getattr(ring, name)
-            out = np.empty((total, *stored.shape[1:]), stored.dtype)
-            out[data] = getattr(recorded, name)
-            out[ours] = stored[imagined]
-            return out.reshape(batches, rows, *stored.shape[1:])
+            values = self._imagined.take(name, stored)
+            column = np.empty((batches * rows, *values.shape[1:]), values.dtype)
+            column[imagined] = values
+            column[real] = 0 if name == "penalty" else getattr(data, name)
+            return column.reshape(batches, rows, *values.shape[1:])
 
-        penalty = None
-        if ring.penalty is not None:
-            penalty = np.zeros(total, np.float32)
-            penalty[ours] = ring.penalty[imagined]
-            penalty = penalty.reshape(batches, rows)
+        columns = {name: merged(name) for name in self._imagined.columns}
         return Tape(
-            state=merged("state"),
-            action=merged("action"),
-            reward=merged("reward"),
-            terminated=merged("terminated"),
-            start=(position == 0).reshape(batches, rows),
-            real=real.reshape(batches, rows),
-            penalty=penalty,
+            start=(offset == 0).reshape(batches, rows),
+            real=is_real.reshape(batches, rows),
+            **columns,
         )
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """All that is held, as plain arrays; some are views, which the next `add` may change."""
+        state = {f"imagined.{name}": column for name, column in self._imagined.contents().items()}
+        for name, column in self._trajectories.contents().items():
+            if name != "row":  # follows from the others
+                state[f"trajectories.{name}"] = column
+        return state
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Take over what `state_dict` gave, of a replay of the same dataset and kind."""
+        if self._imagined.end:
+            raise ValueError("only a fresh replay can take over another's trajectories")
+        prefix = Prefix(state["trajectories.first"], state["trajectories.real"])
+        rows = {name: state[f"imagined.{name}"] for name in self._imagined.columns}
+        nothing = np.zeros(len(rows["reward"]), bool)
+        tape = Tape(start=nothing, real=nothing, **rows)
+        self.add(prefix, tape, state["trajectories.imagined"] - 1)
 
 
 def sample_data(dataset: Dataset, rng: np.random.Generator, batches: int, rows: int) -> Tape:
-    """Training tapes of whole episodes of the data alone, as far as they may be histories."""
-    histories = dataset.histories
-    episode, position = _lay_out(rng, np.asarray(histories.length) + 1, batches, rows)
-    tape = dataset.take(np.asarray(histories.first)[episode] + position)
-    tape = tape._replace(start=position == 0, real=np.ones(len(position), bool))
+    """Tapes of whole episodes of the data, each as likely as any other, in the replay's layout.
+
+    An episode goes as far as it may be a history: to its first terminal, and to T at most.
+    """
+    first, length = (np.asarray(leaf) for leaf in dataset.histories)
+    sizes = length + 1
+    episode, offset = _lay_end_to_end(
+        rng, len(sizes), float(sizes.mean()), sizes.__getitem__, batches, rows
+    )
+    episode, offset = episode.reshape(batches, rows), offset.reshape(batches, rows)
+    tape = dataset.take(first[episode] + offset)
+    last = offset == length[episode]  # carries s_L only
     return Tape(
-        *(None if leaf is None else leaf.reshape(batches, rows, *leaf.shape[1:]) for leaf in tape)
+        state=tape.state,
+        action=np.where(last[..., None], np.float32(0), tape.action),
+        reward=np.where(last, np.float32(0), tape.reward),
+        terminated=tape.terminated & ~last,
+        start=offset == 0,
+        real=np.ones_like(last),
     )
 
 
-def _lay_out(
-    rng: np.random.Generator, counts: Int[np.ndarray, " trajectories"], batches: int, rows: int
-) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
-    """Fill tapes with trajectories drawn uniformly: for each row, which one and where in it."""
-    typical = int(1.3 * rows / counts.mean()) + 8
-    drawn = rng.integers(len(counts), size=(batches, typical))
-    while (counts[drawn].sum(axis=1) < rows).any():
-        more = rng.integers(len(counts), size=(batches, typical))
+def _lay_end_to_end(
+    rng: np.random.Generator,
+    count: int,
+    mean_size: float,
+    sizes: Callable[[np.ndarray], np.ndarray],
+    batches: int,
+    rows: int,
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Draw from `count` trajectories until each batch has its rows, n = batches * rows in all.
+
+    Returns, for every row, the number of its trajectory and its place in it.
+    """
+    drawn = np.empty((batches, 0), np.int64)
+    ends = np.zeros((batches, 0), np.int64)
+    while not ends.size or ends[:, -1].min() < rows:
+        more = rng.integers(count, size=(batches, int(rows / mean_size) + 1))
         drawn = np.concatenate([drawn, more], axis=1)
-    ends = np.minimum(np.cumsum(counts[drawn], axis=1), rows)  # cut what overflows
-    kept = np.diff(ends, axis=1, prepend=0).ravel()
-    trajectory = np.repeat(drawn.ravel(), kept)
-    begin = np.repeat(np.cumsum(kept) - kept, kept)
-    return trajectory, np.arange(len(trajectory)) - begin
+        ends = np.cumsum(sizes(drawn), axis=1)
+    ends = np.minimum(ends, rows)
+    laid = np.diff(ends, axis=1, prepend=0).ravel()  # rows laid of each: 0 once a batch is full
+    begin = np.cumsum(laid) - laid
+    return np.repeat(drawn.ravel(), laid), np.arange(batches * rows) - np.repeat(begin, laid)
+
+
+class _Queue:
+    """A first-in, first-out queue of rows, held as columns, that grows as it fills.
+
+    Rows are numbered in the order they came, for ever: `begin` is the oldest one held, and `end`
+    the next to come. Row i lies at place (i - origin) modulo the rows allocated.
+    """
+
+    def __init__(self, limit: int, **columns: Any) -> None:
+        self.limit = limit
+        """The most rows it will be asked to hold."""
+        self.columns = {
+            name: np.empty((0, *shape), dtype) for name, (dtype, *shape) in columns.items()
+        }
+        self.origin = self.begin = self.end = 0
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def allocated(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
+    @property
+    def bytes_per_row(self) -> int:
+        return sum(
+            column.itemsize * math.prod(column.shape[1:]) for column in self.columns.values()
+        )
+
+    def append(self, values: dict[str, Any]) -> None:
+        count = len(next(iter(values.values())))
+        if len(self) + count > self.allocated:
+            self._grow(len(self) + count)
+        begin = self._place(self.end)
+        fit = min(count, self.allocated - begin)  # the rest goes on from the first place
+        for name, column in self.columns.items():
+            column[begin : begin + fit] = values[name][:fit]
+            column[: count - fit] = values[name][fit:]
+        self.end += count
+
+    def take(self, name: str, rows: Any) -> Any:
+        return self.columns[name][self._place(rows)]
+
+    def drop(self, count: int) -> None:
+        self.begin += count
+
+    def contents(self) -> dict[str, np.ndarray]:
+        """What is held, oldest first; views where it is in one piece."""
+        pieces = {name: self._pieces(column) for name, column in self.columns.items()}
+        return {
+            name: first if not len(second) else np.concatenate([first, second])
+            for name, (first, second) in pieces.items()
+        }
+
+    def _place(self, rows: Any) -> Any:
+        return (rows - self.origin) % max(self.allocated, 1)
+
+    def _pieces(self, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What is held of a column: up to its last place, and on from its first."""
+        begin = self._place(self.begin)
+        end = begin + len(self)
+        return column[begin:end], column[: max(end - len(column), 0)]
+
+    def _grow(self, rows: int) -> None:
+        """Move to columns of at least `rows` rows.
+
+        They double: as memory that was never written to takes no space, old and new ones together
+        take no more than the new ones will.
+        """
+        size = max(rows, min(2 * self.allocated, self.limit), 1024)
+        grown = {}
+        for name, column in self.columns.items():
+            grown[name] = np.empty((size, *column.shape[1:]), column.dtype)
+            first, second = self._pieces(column)
+            grown[name][: len(first)] = first
+            grown[name][len(first) : len(self)] = second
+        self.columns, self.origin = grown, self.begin

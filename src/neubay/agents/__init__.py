@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import PRNGKeyArray
 
-from neubay.agents import bc, redq
+from neubay.agents import bc, dqn, redq
 from neubay.config import AgentConfig
 from neubay.errors import ConfigError
 from neubay.tape import Tape
@@ -34,6 +34,7 @@ class Agent(Protocol):
 ALGORITHMS: dict[tuple[str, str], Callable[[int, int, AgentConfig], Agent]] = {
     ("redq", "continuous"): redq.Agent,
     ("bc", "continuous"): bc.Agent,
+    ("dqn", "discrete"): dqn.Agent,
 }
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
+from neubay.imagination import Rollouts
 from neubay.replay import Replay, sample_data
 from neubay.tape import Prefix, Tape, episodes, has_successor, slice_rows
 from neubay.tasks import ContinuousActions, Task
@@ -59,9 +60,9 @@ class ListReplay:
         self.dataset, self.capacity = dataset, capacity
         self.trajectories: list[Tape] = []
 
-    def add(self, prefix: Prefix, rows: Tape, length: np.ndarray) -> None:
-        begin = 0
-        lists = (np.asarray(leaf).tolist() for leaf in (*prefix, length))
+    def add(self, prefix: Prefix, rollouts: Rollouts) -> None:
+        begin, rows = 0, rollouts.rows
+        lists = (np.asarray(leaf).tolist() for leaf in (*prefix, rollouts.length))
         for first, t, steps in zip(*lists, strict=True):
             history = slice_rows(self.dataset.tape, first, first + t)
             penalty = None if rows.penalty is None else np.zeros(t, np.float32)
@@ -75,6 +76,10 @@ class ListReplay:
             self.trajectories.pop(0)
 
 
+def made_up(rows: Tape, length: np.ndarray) -> Rollouts:
+    return Rollouts(rows, length, np.zeros(len(length), np.int8), np.zeros(len(length)))
+
+
 class Imaginer:
     """Makes up rollouts whose rows can be told apart."""
 
@@ -82,7 +87,7 @@ class Imaginer:
         self.rng = np.random.default_rng(seed)
         self.dataset, self.penalised, self.label = dataset, penalised, 0
 
-    def __call__(self, count: int) -> tuple[Prefix, Tape, np.ndarray]:
+    def __call__(self, count: int) -> tuple[Prefix, Rollouts]:
         histories = self.dataset.histories
         episode = self.rng.integers(len(histories.first), size=count)
         t = self.rng.integers(histories.length[episode] + 1)
@@ -100,7 +105,7 @@ class Imaginer:
             parts.append(part)
         leaves = list(zip(*parts, strict=True))
         rows = Tape(*(None if leaf[0] is None else np.concatenate(leaf) for leaf in leaves))
-        return Prefix(histories.first[episode], t), rows, length
+        return Prefix(histories.first[episode], t), made_up(rows, length)
 
 
 def same(one: Tape, other: Tape) -> bool:
@@ -131,10 +136,9 @@ def test_tapes_are_whole_trajectories_of_those_held(
     imagined = Imaginer(DATASET, seed, penalised)
     rng = np.random.default_rng(seed)
     for count in adds:
-        prefix, new, length = imagined(count)
-        added = replay.add(prefix, new, length)
-        reference.add(prefix, new, length)
-        assert added == int((prefix.length + length + 1).sum())
+        batch = imagined(count)
+        replay.add(*batch)
+        reference.add(*batch)
         assert len(replay) == len(reference.trajectories)
         assert replay.rows == sum(len(tape.reward) for tape in reference.trajectories) <= capacity
 
@@ -159,8 +163,7 @@ def test_tapes_are_whole_trajectories_of_those_held(
 
 def test_every_trajectory_is_as_likely_as_any_other() -> None:
     replay = Replay(DATASET, 10_000)
-    prefix, rows, length = Imaginer(DATASET, 1)(20)
-    replay.add(prefix, rows, length)
+    replay.add(*Imaginer(DATASET, 1)(20))
     tapes = replay.sample(np.random.default_rng(0), 400, 300)
     firsts = [parts_of(Tape(*(leaf[b] for leaf in tapes[:6])))[0] for b in range(400)]
     labels = [part.state[np.flatnonzero(~part.real)[0], 0] for part in firsts]
@@ -202,7 +205,7 @@ def test_a_whole_episode_without_imagined_step_is_kept() -> None:
     first, length = DATASET.histories.first[0], DATASET.histories.length[0]
     last = labelled(1, 9.0)._replace(start=np.zeros(1, bool), real=np.zeros(1, bool))
     last.action[:], last.reward[:] = 0, 0
-    replay.add(Prefix(np.array([first]), np.array([length])), last, np.array([0]))
+    replay.add(Prefix(np.array([first]), np.array([length])), made_up(last, np.array([0])))
     tape = replay.sample(np.random.default_rng(0), 1, int(length) + 1)
     np.testing.assert_array_equal(tape.real[0], [True, True, True, False])
     np.testing.assert_array_equal(tape.terminated[0], [False, False, True, False])
@@ -265,7 +268,7 @@ def test_the_published_buffer_of_halfcheetah_fits_in_four_gigabytes() -> None:
     assert replay.bytes_per_row * replay.capacity < 4e9
     assert replay.nbytes == 0
     rows = Tape(*(np.repeat(leaf, 100, axis=0) for leaf in data[:6]))
-    replay.add(Prefix(np.array([0]), np.array([0])), rows, np.array([99]))
+    replay.add(Prefix(np.array([0]), np.array([0])), made_up(rows, np.array([99])))
     assert replay.nbytes < 200_000
 
 

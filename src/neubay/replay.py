@@ -14,19 +14,21 @@ from jaxtyping import Int
 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
+from neubay.imagination import Rollouts
 from neubay.tape import Prefix, Tape
 
 
 class Replay:
-    """Whole trajectories, up to `capacity` rows of them, real and imagined together.
+    """The buffer B of Algorithm 1.
 
     Args:
         dataset: what the histories refer to.
-        capacity: rows held before the oldest trajectories are dropped.
+        capacity: rows held before the oldest trajectories are dropped; real and imagined ones
+            both count, as in the paper.
         penalised: imagined rows carry a penalty.
     """
 
-    def __init__(self, dataset: Dataset, capacity: int, *, penalised: bool = False) -> None:
+    def __init__(self, dataset: Dataset, capacity: int, penalised: bool = False) -> None:
         task = dataset.task
         if capacity <= task.horizon:
             raise ConfigError(
@@ -66,33 +68,29 @@ class Replay:
         """Bytes of an imagined row; a real one takes none."""
         return self._imagined.bytes_per_row
 
-    def add(self, prefix: Prefix, rows: Tape, length: Int[np.ndarray, " k"]) -> int:
-        """Add K trajectories; how many rows, real and imagined, that was.
+    def add(self, prefix: Prefix, rollouts: Rollouts) -> None:
+        """Add K trajectories: histories of the dataset, and what was imagined from them."""
+        self._append(prefix, rollouts.length + 1, rollouts.rows)
 
-        Args:
-            prefix: the histories.
-            rows: the imagined rows, trajectory after trajectory.
-            length: L, the imagined steps of each; L + 1 of the rows are its own.
-        """
+    def _append(self, prefix: Prefix, imagined: Int[np.ndarray, " k"], rows: Tape) -> None:
+        """Add histories with so many imagined rows each, which lie end to end in `rows`."""
         if (rows.penalty is not None) != self.penalised:
             raise ValueError("rows carry a penalty if and only if the replay is penalised")
         first, real = np.asarray(prefix.first), np.asarray(prefix.length)
-        imagined = np.asarray(length) + 1
         sizes = real + imagined
         # Of more than there is room for, the last ones; and then nothing older.
         fit = int(np.searchsorted(np.cumsum(sizes[::-1]), self.capacity, side="right"))
         kept = slice(len(sizes) - fit, None)
         self._make_room(min(int(sizes.sum()), self.capacity))
-        begin = self._imagined.end + np.cumsum(imagined[kept]) - imagined[kept]
-        skipped = len(rows.reward) - int(imagined[kept].sum())
+        number = self._imagined.end + np.cumsum(imagined[kept]) - imagined[kept]
+        skipped = int(imagined[: kept.start].sum())
         self._imagined.append(
             {name: getattr(rows, name)[skipped:] for name in self._imagined.columns}
         )
         self._trajectories.append(
-            {"first": first[kept], "real": real[kept], "imagined": imagined[kept], "row": begin}
+            {"first": first[kept], "real": real[kept], "imagined": imagined[kept], "row": number}
         )
         self.rows += int(sizes[kept].sum())
-        return int(sizes.sum())
 
     def _make_room(self, rows: int) -> None:
         while self.rows + rows > self.capacity:
@@ -156,7 +154,7 @@ class Replay:
         rows = {name: state[f"imagined.{name}"] for name in self._imagined.columns}
         nothing = np.zeros(len(rows["reward"]), bool)
         tape = Tape(start=nothing, real=nothing, **rows)
-        self.add(prefix, tape, state["trajectories.imagined"] - 1)
+        self._append(prefix, state["trajectories.imagined"], tape)
 
 
 def sample_data(dataset: Dataset, rng: np.random.Generator, batches: int, rows: int) -> Tape:

@@ -33,6 +33,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data convert": ("data:convert", "any source to Minari or D4RL HDF5, loss-free"),
     "data collect": ("data:collect", "roll a behaviour in a task's environment into a dataset"),
     "data download": ("data:download", "fetch a D4RL file: resumable, checksummed, mirrors"),
+    "analyze uncertainty": ("analyze:uncertainty", "how uncertain worlds are about data"),
+    "analyze compounding": ("analyze:compounding", "errors over long rollouts of recorded actions"),
+    "analyze calibration": (
+        "analyze:calibration",
+        "does uncertainty tell errors, are intervals honest",
+    ),
+    "analyze table": ("analyze:table", "tables in Markdown of what the analyses found"),
 }
 
 

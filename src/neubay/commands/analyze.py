@@ -1,0 +1,227 @@
+"""`neubay analyze ...`: the paper's pictures of the world, each with its numbers as JSON."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from neubay.errors import NeubayError
+
+if TYPE_CHECKING:
+    from neubay.data import Dataset
+    from neubay.world import FittedWorld
+
+# Imports of ours happen inside the commands: `--help` answers at once.
+
+World = Annotated[Path, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+Worlds = Annotated[
+    tuple[tuple[Path, ...], ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(metavar="DIR ...", help_behavior_hint=""),
+]
+Datasets = Annotated[
+    tuple[tuple[str, ...], ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(metavar="DATASET ...", help_behavior_hint=""),
+]
+Files = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")]
+
+
+def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("analysis")) -> None:
+    """How a world's uncertainty is spread over its own data and over other data.
+
+    Writes uncertainty.png, the empirical distribution functions of U in units of its mean over
+    the world's own data, and uncertainty.json.
+
+    Args:
+        world: Directories of worlds.
+        data: Other datasets to measure every world on; none for the worlds' own data alone.
+        out: Directory to write to.
+    """
+    from neubay import analysis
+    from neubay.report.world_figures import uncertainty_figure
+
+    worlds, datasets = _worlds(world), _datasets(data)
+    spreads = [
+        analysis.uncertainty_spread(name, fitted, dataset)
+        for name, fitted in worlds.items()
+        for dataset in (None, *(d for d in datasets if d.hash != fitted.dataset_hash))
+    ]
+    records = [spread.record() for spread in spreads]
+    _write(out, "uncertainty", worlds, records, uncertainty_figure(records))
+    console = Console(highlight=False, markup=False)
+    for spread in spreads:
+        quantiles = ", ".join(f"{p:g}: {spread.quantile(p):.2f}" for p in (0.5, 0.9, 0.99, 0.999))
+        console.print(
+            f"{spread.world} on {spread.data}: U / mean at quantiles {quantiles}; "
+            f"largest {spread.normalised[-1]:.2f}"
+        )
+
+
+def compounding(
+    *,
+    world: Worlds = (),
+    data: Datasets = (),
+    rollouts: int = 200,
+    steps: int | None = None,
+    seed: int = 0,
+    out: Path = Path("analysis"),
+) -> None:
+    """How errors compound when worlds replay recorded actions, with and without LayerNorm.
+
+    Writes compounding.png, a row of panels for every dataset, and compounding.json. Rollouts
+    ignore thresholds and terminal states; they end with the recording, or when float32 overflows.
+
+    Args:
+        world: Directories of the worlds to compare.
+        data: Datasets whose actions are replayed.
+        rollouts: Recorded trajectories of each dataset, spread evenly over the members.
+        steps: Replay at most so many steps of each; none for all of them.
+        seed: Of the draws of trajectories and of imagined states.
+        out: Directory to write to.
+    """
+    from neubay import analysis
+    from neubay.report.world_figures import compounding_figure
+
+    _at_least_one("--rollouts", rollouts)
+    _at_least_one("--steps", 1 if steps is None else steps)
+    worlds, datasets = _worlds(world), _datasets(data)
+    if not datasets:
+        raise NeubayError("name the datasets whose actions are replayed: --data DATASET")
+    console = Console(highlight=False, markup=False)
+    results = []
+    for dataset in datasets:
+        result = analysis.compounding(worlds, dataset, rollouts=rollouts, steps=steps, seed=seed)
+        results.append(result)
+        for errors in result.worlds:
+            rank = "-" if errors.spearman is None else f"{errors.spearman:.2f}"
+            console.print(
+                f"{result.data} in {errors.world}: error after {result.longest} steps "
+                f"{errors.state_error.median[-1]:.3g} (p95 {errors.state_error.high[-1]:.3g}), "
+                f"{errors.overflowed} of {result.rollouts} overflow, Spearman {rank}"
+            )
+        if result.comparison is not None:
+            step = result.comparison.passes_at
+            console.print(
+                f"{result.data}: without LayerNorm p95 "
+                + ("never passes" if step is None else f"passes, at step {step},")
+                + " 10 times the one with it"
+            )
+    records = [result.record() for result in results]
+    _write(out, "compounding", worlds, records, compounding_figure(records))
+
+
+def calibration(
+    *,
+    world: World,
+    data: Datasets = (),
+    transitions: int = 100_000,
+    seed: int = 0,
+    out: Path = Path("analysis"),
+) -> None:
+    """How well uncertainty tells dangerous one-step errors, and whether intervals are honest.
+
+    Writes calibration.png and calibration.json. An error is dangerous above the 99.9th percentile
+    of the errors on the data that the world was trained on, which must be among the datasets.
+
+    Args:
+        world: Directory of the world.
+        data: Datasets whose transitions are predicted.
+        transitions: At most so many of each, drawn at random.
+        seed: Of that draw.
+        out: Directory to write to.
+    """
+    from neubay import analysis
+    from neubay.report.world_figures import calibration_figure
+
+    _at_least_one("--transitions", transitions)
+    worlds, datasets = _worlds(((world,),)), _datasets(data)
+    ((name, fitted),) = worlds.items()
+    result = analysis.calibration(name, fitted, datasets, transitions=transitions, seed=seed)
+    record = result.record()
+    _write(out, "calibration", worlds, [record], calibration_figure(record))
+    console = Console(highlight=False, markup=False)
+    for assessed in record["assessments"]:
+        false_safe = assessed["separations"][-1]["false_safe"]
+        coverage = next(each for each in assessed["coverage"] if each["nominal"] == 0.9)
+        console.print(
+            f"{assessed['data']}: {assessed['dangerous']:.3%} dangerous, "
+            + ("" if assessed["auroc"] is None else f"AUROC {assessed['auroc']:.3f}, ")
+            + ("" if false_safe is None else f"{false_safe:.1%} of them below U(1), ")
+            + f"90 % intervals hold {coverage['member']:.1%} (member), {coverage['mixture']:.1%} "
+            "(mixture)"
+        )
+
+
+def table(
+    files: Files,
+    *,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+) -> None:
+    """Tables in Markdown of compounding.json and calibration.json files, or of a condensed one.
+
+    Args:
+        files: What the analyses wrote, or what --out wrote.
+        out: Write the figures behind the tables, condensed, to this JSON file.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+    """
+    from neubay import runs
+    from neubay.report import world_tables
+
+    if not files:
+        raise NeubayError("name the JSON files that 'neubay analyze' wrote")
+    condensed = world_tables.condense([runs.read_json(path) for path in files])
+    if out is not None:
+        runs.atomic_write_json(out, condensed)
+    tables = world_tables.markdown(condensed)
+    if text is None:
+        print(tables)
+        return
+    try:
+        old = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NeubayError(f"{text}: cannot be read as text: {error}") from None
+    with runs.atomic_file(text) as file:
+        file.write(world_tables.into_text(old, tables).encode())
+
+
+def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:
+    """Worlds by the names of their directories, or by whole paths where names repeat."""
+    from neubay import world
+
+    directories = [directory for group in groups for directory in group]
+    if not directories:
+        raise NeubayError("name a world, the directory that 'neubay world' wrote: --world DIR")
+    names = [directory.resolve().name for directory in directories]
+    if len(set(names)) < len(names):
+        names = [str(directory) for directory in directories]
+    return {name: world.load(path) for name, path in zip(names, directories, strict=True)}
+
+
+def _datasets(groups: tuple[tuple[str, ...], ...]) -> list["Dataset"]:
+    from neubay.data import load
+
+    return [load(source) for group in groups for source in group]
+
+
+def _at_least_one(flag: str, value: int) -> None:
+    if value < 1:
+        raise NeubayError(f"{flag} {value}: must be at least 1")
+
+
+def _write(
+    out: Path, name: str, worlds: dict[str, "FittedWorld"], records: list[Any], figure: Any
+) -> None:
+    from neubay import analysis, runs
+    from neubay.report import figures
+
+    document = {
+        "worlds": [analysis.note(label, fitted).record() for label, fitted in worlds.items()],
+        name: records,
+        "provenance": runs.provenance(),
+    }
+    figures.save(figure, out / f"{name}.png")
+    runs.atomic_write_json(out / f"{name}.json", document)
+    Console(stderr=True, highlight=False, markup=False).print(f"{out / name}.png and .json written")

@@ -450,11 +450,11 @@ class _Episodes:
         empty, single = first[steps == 0], first[steps == 1]
         if len(empty):
             yield self._finding(
-                "warning",
+                "error" if len(empty) == len(first) else "warning",
                 int(empty[0]),
                 f"{len(empty)} of {len(first)} episodes have no step: a single row without a "
                 "successor",
-                "They are left out",
+                "They are left out; store the successors under 'next_observations'",
             )
         if len(single):
             yield self._finding(

@@ -7,6 +7,7 @@ import pytest
 
 os.environ.setdefault("MUJOCO_GL", "egl")
 
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook("neubay", "beartype.beartype")
@@ -20,3 +21,8 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no real data here: set NEUBAY_TEST_DATA to its folder")
     return folder
+
+
+# No deadline: the first example pays for compilation. Derandomised, so that a failure repeats.
+settings.register_profile("neubay", deadline=None, derandomize=True)
+settings.load_profile("neubay")

@@ -19,23 +19,29 @@ ALLOWED: dict[str, set[str]] = {
     "published": {"errors"},
     "environments": {"errors"},
     "tasks": {"errors", "config", "environments", "published"},
-    "data": FOUNDATION | {"tasks", "published", "runs"},
     "runs": {"errors"},
+    "tracking": {"errors"},
+    "data": FOUNDATION | {"tasks", "published", "runs"},
     "memory": FOUNDATION,
     "world": FOUNDATION | {"tasks", "data", "runs"},
     "imagination": FOUNDATION | {"tasks", "data"},
-    "replay": FOUNDATION | {"data"},
+    "replay": FOUNDATION | {"data", "imagination"},
     "agents": FOUNDATION | {"memory"},
-    "policy": FOUNDATION | {"agents", "tasks", "runs"},
+    "experience": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents"},
     "evaluation": FOUNDATION | {"tasks"},
-    "analysis": FOUNDATION | {"data", "world"},
-    "train": FOUNDATION
-    | {"tasks", "data", "world", "imagination", "replay", "agents", "evaluation", "runs", "policy"},
-    "bench": FOUNDATION
-    | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "train"},
+    "algorithm": FOUNDATION
+    | {"tasks", "data", "world", "agents", "experience", "evaluation", "tracking"},
+    "policy": FOUNDATION | {"agents", "tasks", "runs"},
+    "experiment": FOUNDATION
+    | {"tasks", "data", "world", "imagination", "experience", "algorithm", "policy", "runs"}
+    | {"tracking"},
+    "analysis": FOUNDATION | {"tasks", "data", "world", "runs"},
     "theory": {"errors"},
     "bandit": FOUNDATION
-    | {"tasks", "data", "world", "imagination", "evaluation", "experiment", "runs", "theory"},
+    | {"tasks", "data", "world", "imagination", "experience", "algorithm", "agents", "runs"}
+    | {"theory", "tracking", "evaluation", "policy", "experiment", "environments"},
+    "bench": FOUNDATION
+    | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "runs"},
     "report": {"errors", "published"},
 }
 

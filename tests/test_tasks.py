@@ -334,7 +334,7 @@ def test_every_dataset_of_the_paper_is_identified_and_has_its_preset(name: str) 
     task, known_as = tasks.identify(name)
     assert task is tasks.get_task(dataset.task) and known_as == name
     settings = task.published[name]
-    assert settings == tasks.published_settings(name)
+    assert settings == tasks.published_settings(task, name)
 
     paper = preset("paper", settings)
     assert paper.agent.encoder_lr == (dataset.eta_phi or preset("paper").agent.encoder_lr)

@@ -1,3 +1,39 @@
-"""neubay: offline reinforcement learning without explicit conservatism."""
+"""neubay: offline reinforcement learning without explicit conservatism.
+
+    import neubay
+
+    result = neubay.train("pendulum")
+    action, state = result.policy.predict(observation)
+
+The names below are loaded when they are first used, so that `import neubay` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from neubay.data import load
+    from neubay.data.dataset import Dataset
+    from neubay.experiment import train
+    from neubay.policy import Policy, load_policy
+    from neubay.tasks import Task, register_task
+
+_HOMES = {
+    "Dataset": "neubay.data.dataset",
+    "Policy": "neubay.policy",
+    "Task": "neubay.tasks",
+    "load": "neubay.data",
+    "load_policy": "neubay.policy",
+    "register_task": "neubay.tasks",
+    "train": "neubay.experiment",
+}
+
+__all__ = ["Dataset", "Policy", "Task", "load", "load_policy", "register_task", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'neubay' has no attribute '{name}'")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from neubay.errors import ConfigError
 
 Preset = Literal["paper", "cpu"]
-Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit"]
+Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit", "other"]
 
 
 class Section(BaseModel):
@@ -118,8 +118,8 @@ class AgentConfig(Section):
     """Gradient steps."""
     updates_per_row: float = Field(0.05, gt=0)
     """Gradient steps per row added to the replay, real prefix rows included."""
-    tape: int = Field(2048, ge=2)
-    """Rows of one training batch; must exceed the task's horizon T."""
+    tape: int | None = Field(2048, ge=2)
+    """Rows of one training batch; none for the smallest multiple of 512 that holds an episode."""
     buffer: int = Field(40_000_000, ge=1)
     """Rows the replay holds before it overwrites the oldest trajectories."""
     epsilon_final: float = Field(0.1, ge=0, le=1)
@@ -155,13 +155,15 @@ class TrainConfig(Section):
 class Published(Section):
     """What the paper fixes per dataset; `tasks.py` fills it in."""
 
-    benchmark: Benchmark = "locomotion"
+    benchmark: Benchmark = "other"
+    """Whose settings hold; `other` for own data and small tasks."""
     encoder_lr: float | None = None
     kappa: float | None = None
     max_epochs: int | None = None
     fixed_alpha: float | None = None
     """Hopper's fixed entropy coefficient; none where alpha is tuned."""
-    reward_only: bool = False
+    discrete: bool = False
+    """Discrete actions, and so DQN."""
 
 
 def updated(config: Section, changes: dict[str, Any]) -> Any:
@@ -186,7 +188,9 @@ def validated(model: type[Section], values: dict[str, Any], where: str = "config
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(model, item, where) for item in error.errors())) from None
+        raise ConfigError(
+            "\n".join(_explain(model, item, where) for item in error.errors())
+        ) from None
 
 
 def _explain(model: type[Section], item: Any, where: str) -> str:
@@ -225,13 +229,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected settings such as 'agent:', got {type(values).__name__}")
+        raise ConfigError(
+            f"{path}: expected settings such as 'agent:', got {type(values).__name__}"
+        )
     return values
 
 
 # What a benchmark changes in the published setting of locomotion.
 _PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
     "locomotion": {},
+    "other": {},
     "adroit": {
         "world": {"width": 400, "depth": 5, "learning_rate": 3e-4},
         "agent": {"head_depth": 3, "clip_norm": 10_000.0, "alpha": 0.1, "tape": 1024},
@@ -284,7 +291,7 @@ _CPU: dict[str, Any] = {
         "head_lr": 1e-3,
         "alpha_lr": 1e-3,
         "steps": 12_000,
-        "tape": 512,
+        "tape": None,
         "buffer": 2_000_000,
     },
     "evaluation": {"evaluations": 10, "episodes": 20},
@@ -296,6 +303,8 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     published = published or Published()
     config = updated(TrainConfig(), _PAPER_BENCHMARKS[published.benchmark])
     agent: dict[str, Any] = {}
+    if published.discrete:
+        agent["algorithm"] = "dqn"
     if published.encoder_lr is not None:
         agent["encoder_lr"] = published.encoder_lr
     if published.kappa is not None:

@@ -5,7 +5,7 @@ weigh as much as long ones, whatever the vectorisation.
 """
 
 import contextlib
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -17,6 +17,7 @@ from neubay.tape import AgentInput
 from neubay.tasks import Task
 
 
+@runtime_checkable
 class ActingPolicy(Protocol):
     """A policy as a function of explicit memory; every leaf of it has leading axis E."""
 
@@ -66,7 +67,9 @@ def evaluate(
             "register the task with an environment, or use the posterior's own estimate"
         )
     with contextlib.ExitStack() as stack:
-        environments = [stack.enter_context(contextlib.closing(task.make_env())) for _ in range(episodes)]
+        environments = [
+            stack.enter_context(contextlib.closing(task.make_env())) for _ in range(episodes)
+        ]
         states = [env.reset(seed=seed + i)[0] for i, env in enumerate(environments)]
         return _roll(task, policy, environments, states, seed, gamma)
 

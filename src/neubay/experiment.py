@@ -19,15 +19,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from neubay import imagination, runs, tracking, world
-from neubay.config import TrainConfig, WorldConfig
+from neubay import data, imagination, runs, tracking, world
+from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, updated
+from neubay.config import preset as config_preset
 from neubay.data.dataset import Dataset
 from neubay.data.files import cache_directory
-from neubay.errors import RunError
+from neubay.errors import ConfigError, RunError
 from neubay.experience import rollout_rules
 from neubay.policy import Policy
+from neubay.tasks import published_settings
 from neubay.tracking import Tracker
-from neubay.train import Trained, check, train_agent
+from neubay.algorithm import Trained, tape_rows, train_agent
 from neubay.world import FittedWorld
 
 LAYOUT = 1
@@ -44,6 +46,40 @@ class Result:
     world: FittedWorld | None
     summary: dict[str, Any]
     directory: Path
+
+
+def train(
+    dataset: Dataset | str = "pendulum",
+    *,
+    preset: Preset = "cpu",
+    variant: str = "neubay",
+    seed: int = 0,
+    out: Path | str | None = None,
+    changes: dict[str, Any] | None = None,
+) -> Result:
+    """Train on a dataset, or on what its name or path stands for, as `neubay train` does.
+
+    Args:
+        preset: published sizes, or sizes for two cores.
+        variant: the method, or one of its relatives in `config.VARIANTS`.
+        out: the run directory; by default runs/DATASET-VARIANT-seedS.
+        changes: nested settings over the preset, such as {"agent": {"kappa": 0.8}}.
+    """
+    if isinstance(dataset, str):
+        dataset = data.load(dataset)
+    if variant not in VARIANTS:
+        raise ConfigError(f"unknown variant '{variant}'; known: {', '.join(VARIANTS)}")
+    config: TrainConfig = config_preset(preset, published_settings(dataset.task, dataset.published))
+    for change in (VARIANTS[variant], {"seed": seed}, changes or {}):
+        config = updated(config, change)
+    directory = Path(out) if out is not None else default_directory(dataset, variant, seed)
+    about = {"preset": preset, "variant": variant}
+    return run(dataset, config, directory, about=about)
+
+
+def default_directory(dataset: Dataset, variant: str, seed: int) -> Path:
+    """Where a run goes that was not told."""
+    return Path("runs") / f"{dataset.name}-{variant}-seed{seed}"
 
 
 def run(
@@ -64,7 +100,7 @@ def run(
         trackers: where rows go beside metrics.jsonl.
         world_progress: told how the world's training goes.
     """
-    check(dataset, config)
+    tape_rows(dataset.task, config)  # settings that cannot work are refused before any work
     _begin(directory, dataset, config, about or {})
     begun = time.perf_counter()
     needs_world = config.agent.algorithm != "bc"
@@ -156,9 +192,7 @@ def posterior_estimate(
     }
 
 
-def _begin(
-    directory: Path, dataset: Dataset, config: TrainConfig, about: dict[str, Any]
-) -> None:
+def _begin(directory: Path, dataset: Dataset, config: TrainConfig, about: dict[str, Any]) -> None:
     """Claim an empty directory, and write down what is asked of the run."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RunError(

@@ -42,7 +42,8 @@ class Policy:
         self, agent: agents.Agent, state: agents.AgentState, task: Task, config: AgentConfig
     ) -> None:
         self.task, self.config = task, config
-        self._mode = agent.policy(state, deterministic=True)
+        self.mode = agent.policy(state, deterministic=True)
+        """The greedy policy, as imagination and evaluation take it."""
         self._sample = agent.policy(state, deterministic=False)
 
     def predict(
@@ -78,7 +79,7 @@ class Policy:
         start = np.broadcast_to(np.asarray(episode_start, bool), (batch,))
         if state is None:
             nothing = np.zeros((batch, self.task.actions.size), np.float32)
-            state, start = PolicyState(self._mode.initial(batch), nothing, 0), np.ones(batch, bool)
+            state, start = PolicyState(self.mode.initial(batch), nothing, 0), np.ones(batch, bool)
         if len(state.last_action) != batch:
             raise NeubayError(
                 f"got {batch} observations with the state of {len(state.last_action)} episodes"
@@ -96,7 +97,7 @@ class Policy:
             start=start,
         )
         key = jax.random.fold_in(jax.random.key(seed), state.steps)
-        policy = self._mode if deterministic else self._sample
+        policy = self.mode if deterministic else self._sample
         memory, action = _act(policy, state.memory, inputs, jax.random.split(key, batch))
         unit = np.asarray(action)
         commands = self.task.from_unit(unit)
@@ -122,7 +123,7 @@ class Policy:
             "agent": self.config.model_dump(),
             "provenance": runs.provenance(),
         }
-        runs.save_arrays(path, eqx.filter(self._mode, eqx.is_array), about)
+        runs.save_arrays(path, eqx.filter(self.mode, eqx.is_array), about)
 
 
 @eqx.filter_jit
@@ -153,8 +154,8 @@ def load_policy(path: str | Path) -> Policy:
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config)
     state = agent.init(jax.random.key(0))
     policy = Policy(agent, state, task, config)
-    arrays, static = eqx.partition(policy._mode, eqx.is_array)
+    arrays, static = eqx.partition(policy.mode, eqx.is_array)
     loaded, _ = runs.load_arrays(path, arrays)
-    policy._mode = eqx.combine(jax.tree.map(jnp.asarray, loaded), static)
-    policy._sample = dataclasses.replace(policy._mode, deterministic=False)
+    policy.mode = eqx.combine(jax.tree.map(jnp.asarray, loaded), static)
+    policy._sample = dataclasses.replace(policy.mode, deterministic=False)
     return policy

@@ -90,6 +90,20 @@ def load_arrays(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about
 
 
+def read_note(path: Path) -> dict[str, Any]:
+    """The JSON note of an array file, without its arrays."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            note = json.loads(file["about"].tobytes())
+    except FileNotFoundError:
+        raise RunError(f"{path}: not found") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"{path}: not a readable array file ({error}); it is damaged") from None
+    if not isinstance(note, dict):
+        raise RunError(f"{path}: its note is not an object; the file is damaged")
+    return note
+
+
 def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from neubay import published
-from neubay.config import Published
+from neubay.config import Benchmark, Published
 from neubay.errors import TaskError
 from neubay.published import Category
 
@@ -134,6 +134,8 @@ class Task:
     """None where the normalisation is unknown: raw returns are reported, and that is said."""
     published: dict[str, Published] = field(default_factory=dict)
     """The paper's datasets of this family and its settings for them."""
+    benchmark: Benchmark = "other"
+    """Whose settings hold for data of this family that is not the paper's."""
     reward_only: bool = False
     """A bandit: there are no dynamics to model."""
     split_by_timeouts_only: bool = False
@@ -407,6 +409,7 @@ def _register_locomotion() -> None:
                 state_size=states,
                 actions=unit,
                 horizon=1000,
+                benchmark="locomotion",
                 env_id=f"{body}-v4",
                 termination=rule and rule(0),
                 reference=d4rl,
@@ -421,6 +424,7 @@ def _register_locomotion() -> None:
                 state_size=states,
                 actions=unit,
                 horizon=1000,
+                benchmark="locomotion",
                 env_id=f"{body}-v5",
                 termination=rule and rule(0),
                 reference=Reference(d4rl.random, d4rl.expert, "D4RL v2, applied to v5 returns"),
@@ -434,6 +438,7 @@ def _register_locomotion() -> None:
                 state_size=states + 1,  # x comes first
                 actions=unit,
                 horizon=1000,
+                benchmark="locomotion",
                 env_id=f"neubay/NeoRL{body}-v4",
                 termination=rule and rule(1),
                 reference=Reference(float(random), float(expert), source="NeoRL"),
@@ -446,6 +451,7 @@ def _register_locomotion() -> None:
             state_size=18,
             actions=ContinuousActions.symmetric(6),
             horizon=1000,
+            benchmark="locomotion",
             env_id="neubay/SafetyHalfCheetah-v4",
             reference=Reference(-283.0, 2507.0, source="NeoRL-2"),
         )
@@ -466,6 +472,7 @@ def _register_adroit() -> None:
                 state_size=states,
                 actions=ContinuousActions.symmetric(actions),
                 horizon=horizon,
+                benchmark="adroit",
                 env_id=f"neubay/Adroit{body.title()}-v1",
                 termination=pen_drops if body == "pen" else None,
                 reference=Reference(random, expert, source="D4RL v1"),
@@ -488,6 +495,7 @@ def _register_antmaze() -> None:
                 state_size=29,
                 actions=ContinuousActions.symmetric(8),
                 horizon=horizon,
+                benchmark="antmaze",
                 env_id=f"neubay/AntMaze{maze.title()}-v4",
                 termination=_ant_arrives(goal),
                 reward_shift=-1.0,
@@ -530,6 +538,7 @@ def _register_bandit() -> None:
             state_size=1,  # a constant: there is no state
             actions=DiscreteActions(2),
             horizon=100,
+            benchmark="bandit",
             env_id="neubay/Bandit-v1",
             reward_only=True,
         )
@@ -554,10 +563,19 @@ def category(name: str) -> Category | None:
     return None if dataset is None else dataset.category
 
 
-def published_settings(name: str) -> Published | None:
-    """The paper's settings for one of its datasets, for `config.preset`."""
-    dataset = published.datasets().get(name)
-    return None if dataset is None else get_task(dataset.task).published[name]
+def published_settings(task: Task | None, name: str | None) -> Published:
+    """The paper's settings for one of its datasets; for other data of a family, those that the
+    family has in common; for the rest, what its actions ask for."""
+    if task is None:
+        return Published()
+    if name in task.published:
+        return task.published[name]
+    alphas = {settings.fixed_alpha for settings in task.published.values()}
+    return Published(
+        benchmark=task.benchmark,
+        fixed_alpha=alphas.pop() if len(alphas) == 1 else None,
+        discrete=task.actions.kind == "discrete",
+    )
 
 
 # ------------------------------------------------------------------------ names and file names

@@ -49,7 +49,9 @@ class Display:
                 + f"   (step {evaluated['step']:,}; the data: {self.data})",
             )
         if "q_data" in self.train:
-            realised = f"   discounted return {evaluated['discounted_mean']:.1f}" if evaluated else ""
+            realised = (
+                f"   discounted return {evaluated['discounted_mean']:.1f}" if evaluated else ""
+            )
             table.add_row("Q on data", f"{self.train['q_data']:.1f}{realised}")
         if "horizon_p50" in self.train:
             row = self.train

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import tyro
 
@@ -56,11 +56,14 @@ def default_preset() -> Preset:
 
 def train_defaults(settings: TrainSettings) -> TrainConfig:
     """Preset of the dataset, then the variant, then the file."""
-    from neubay.tasks import identify, published_settings
+    from neubay.tasks import get_task, identify, published_settings
 
-    _, name = identify(settings.dataset)
-    published = published_settings(name) if name is not None else None
-    config: TrainConfig = preset(settings.preset or default_preset(), published)
+    task, name = identify(settings.dataset.split(":", 1)[-1])
+    if settings.task is not None:
+        task = get_task(settings.task)
+    config: TrainConfig = preset(
+        settings.preset or default_preset(), published_settings(task, name)
+    )
     config = updated(config, VARIANTS[settings.variant])
     return config if settings.config is None else _with_file(config, settings.config)
 
@@ -88,6 +91,7 @@ Flags = TypeVar("Flags", bound="WithSettings")
 Unprefixed = tyro.conf.arg(name="")
 
 
+@runtime_checkable
 class WithSettings(Protocol):
     """Flags of a command: `settings` decide the defaults of `values`."""
 

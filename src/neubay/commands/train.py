@@ -48,7 +48,7 @@ def train(arguments: list[str]) -> int:
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
     dataset = data.load(settings.dataset, settings.task)
-    directory = flags.out or Path("runs") / f"{dataset.name}-{settings.variant}-seed{config.seed}"
+    directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
     data_score = dataset.task.score(dataset.returns)
     display = Display(
         config.agent.steps,
@@ -67,9 +67,7 @@ def train(arguments: list[str]) -> int:
     if flags.tensorboard:
         trackers.append(tracking.tensorboard(directory / "tensorboard"))
     if flags.wandb:
-        trackers.append(
-            tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory)
-        )
+        trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
     fitted = None if flags.world is None else world.load(flags.world, dataset)
     about = {
         "command": shlex.join(["neubay", "train", *arguments]),

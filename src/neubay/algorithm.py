@@ -1,11 +1,12 @@
 """Algorithm 1: from a dataset and a posterior over worlds to a policy.
 
-    train the ensemble on D until convergence
-    while gradient steps remain:
-        for k = 1 .. K:  a member m_theta, a history h_t ~ D;  B <- B + Rollout(h_t, m_theta, pi)
-        for g = 1 .. G:  one gradient step on a tape of trajectories from B
+train the ensemble on D until convergence
+while gradient steps remain:
+    for k = 1 .. K:  a member m_theta, a history h_t ~ D;  B <- B + Rollout(h_t, m_theta, pi)
+    for g = 1 .. G:  one gradient step on a tape of trajectories from B
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,15 @@ from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.evaluation import evaluate
 from neubay.experience import Imagined, Recorded
+from neubay.tasks import Task
 from neubay.tracking import Tracker
 from neubay.world import FittedWorld
 
 UPDATES_PER_CALL = 50
 """Gradient steps of one device call: enough to hide its overhead, few enough to show progress."""
+
+RENAMED = {"q_real": "q_data"}
+"""The paper's word for the critic's value on real rows: Q on the data."""
 
 
 @dataclass
@@ -63,6 +68,7 @@ def train_agent(
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
     state = agent.init(jax.random.key(seed))
     experience = Imagined(dataset, fitted, config) if fitted else Recorded(dataset, config)
+    rows_of_tape = tape_rows(task, config)
     every = max(steps // config.evaluation.evaluations, 1)
     clock, step, iteration, due = Clock(), 0, 0, 0.0
     evaluation: dict[str, Any] | None = None
@@ -75,11 +81,11 @@ def train_agent(
             count = min(UPDATES_PER_CALL, steps - step)
             with clock("sampling"):
                 tapes = experience.sample(
-                    np.random.default_rng([seed, iteration, step]), count, config.agent.tape
+                    np.random.default_rng([seed, iteration, step]), count, rows_of_tape
                 )
             with clock("updates"):
                 state, losses = agent.update(state, tapes)
-                numbers = {name: float(value) for name, value in losses.items()}
+                numbers = {RENAMED.get(name, name): float(value) for name, value in losses.items()}
             before, step, due = step, step + count, due - count
             metrics = {"kind": "train", "step": step, "iteration": iteration} | numbers | record
             track(metrics)
@@ -92,15 +98,16 @@ def train_agent(
     return Trained(agent, state, evaluation, metrics, clock.seconds)
 
 
-def check(dataset: Dataset, config: TrainConfig) -> None:
-    """Settings that the data does not allow."""
-    longest = int(dataset.histories.length.max())
-    if config.agent.tape <= longest:
+def tape_rows(task: Task, config: TrainConfig) -> int:
+    """Rows of a training batch: one that holds a whole trajectory, whatever its length."""
+    if config.agent.tape is None:
+        return 512 * math.ceil((task.horizon + 1) / 512)
+    if config.agent.tape <= task.horizon:
         raise ConfigError(
-            f"agent.tape is {config.agent.tape}, but a history of {dataset.name} has up to "
-            f"{longest} steps: a tape must hold a whole trajectory; set --agent.tape above "
-            f"T = {dataset.task.horizon}"
+            f"agent.tape is {config.agent.tape}, but an episode of '{task.name}' has up to "
+            f"T = {task.horizon} steps, and a tape must hold it whole; set it above, or to None"
         )
+    return config.agent.tape
 
 
 def score(

@@ -1,0 +1,76 @@
+"""Configuration: presets are what they say, and what is wrong is explained."""
+
+from pathlib import Path
+
+import pytest
+
+from neubay.config import VARIANTS, Published, TrainConfig, preset, read_yaml, updated
+from neubay.errors import ConfigError
+
+
+def test_paper_preset_of_each_benchmark() -> None:
+    locomotion = preset("paper", Published(encoder_lr=3e-7, kappa=0.8, fixed_alpha=0.2))
+    assert (locomotion.world.width, locomotion.world.depth, locomotion.world.pool) == (200, 4, 128)
+    assert (locomotion.agent.encoder_lr, locomotion.agent.kappa) == (3e-7, 0.8)
+    assert (locomotion.agent.alpha, locomotion.agent.tune_alpha) == (0.2, False)
+    assert (locomotion.agent.tape, locomotion.agent.steps) == (2048, 2_000_000)
+    adroit = preset("paper", Published(benchmark="adroit"))
+    assert (adroit.world.width, adroit.world.depth, adroit.world.learning_rate) == (400, 5, 3e-4)
+    assert (adroit.agent.head_depth, adroit.agent.clip_norm, adroit.agent.tape) == (3, 1e4, 1024)
+    antmaze = preset("paper", Published(benchmark="antmaze"))
+    assert (antmaze.agent.target_entropy, antmaze.agent.alpha) == (-10, 1e-5)
+    assert (antmaze.agent.steps, antmaze.evaluation.episodes) == (3_000_000, 100)
+    bandit = preset("paper", Published(benchmark="bandit"))
+    assert (bandit.world.selection, bandit.world.improvement_kind) == ("nll", "absolute")
+    assert (bandit.rollout.zeta, bandit.rollout.start) == (None, "initial")
+
+
+def test_cpu_preset_is_smaller_and_keeps_what_defines_the_method() -> None:
+    paper, cpu = preset("paper"), preset("cpu")
+    assert cpu.world.pool < paper.world.pool and cpu.agent.steps < paper.agent.steps
+    assert cpu.world.layer_norm and cpu.rollout.zeta == 1.0 and cpu.rollout.penalty == 0
+    assert cpu.agent.memory == "lru"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("size", ["paper", "cpu"])
+def test_every_relative_can_be_assembled(name: str, size: str) -> None:
+    assert isinstance(updated(preset(size), VARIANTS[name]), TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": {"encoderlr": 1e-3}}, "did you mean 'agent.encoder_lr'"),
+        ({"kappa": 0.5}, "did you mean 'agent.kappa'"),
+        ({"agent": {"kappa": 2}}, "agent.kappa: .*less than or equal to 1.*got 2"),
+        ({"world": {"members": 1000}}, r"members \(1000\) exceeds pool"),
+        ({"agent": {"target_heads": 99}}, r"target_heads \(99\) exceeds heads"),
+        ({"agent": {"gamma": float("nan")}}, "agent.gamma"),
+        ({"zzz": 1}, "known keys: seed"),
+    ],
+)
+def test_what_is_wrong_is_explained(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        updated(preset("cpu"), changes)
+
+
+def test_yaml_reads_scientific_notation_as_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("agent:\n  encoder_lr: 3e-6\n")  # a string for PyYAML
+    assert updated(preset("cpu"), read_yaml(path)).agent.encoder_lr == 3e-6
+    path.write_text("")
+    assert read_yaml(path) == {}
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "just words", "!!python/object:os.system x"])
+def test_a_file_that_is_no_settings_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"settings\.yaml"):
+        read_yaml(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        read_yaml(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_yaml(tmp_path / "absent.yaml")

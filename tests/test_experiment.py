@@ -1,0 +1,167 @@
+"""One call from data to a scored policy, in miniature."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import neubay
+from neubay import experiment
+from neubay.config import TrainConfig, preset, updated
+from neubay.data.dataset import Dataset
+from neubay.errors import ConfigError, NeubayError, RunError
+from neubay.policy import load_policy
+from neubay.tasks import get_task
+from neubay.tracking import read_json_lines
+
+TINY = {
+    "world": {"width": 8, "depth": 1, "pool": 3, "members": 2, "max_epochs": 2, "batch": 64},
+    "rollout": {"rollouts": 4},
+    "agent": {
+        "width": 8,
+        "memory_size": 4,
+        "memory_layers": 1,
+        "heads": 2,
+        "head_depth": 1,
+        "steps": 120,
+        "updates_per_row": 0.2,
+        "tape": None,
+        "buffer": 10_000,
+    },
+    "evaluation": {"evaluations": 2, "episodes": 3},
+}
+
+
+def tiny(**changes: dict) -> TrainConfig:
+    return updated(updated(preset("cpu"), TINY), changes)
+
+
+def swings(task: object = None, horizon: int = 200, episodes: int = 6) -> Dataset:
+    """Something like a pendulum's data, made up."""
+    rng = np.random.default_rng(0)
+    rows = episodes * horizon
+    angle = np.cumsum(rng.normal(size=(episodes, horizon + 1)) * 0.3, axis=1)
+    states = np.stack([np.cos(angle), np.sin(angle), np.gradient(angle, axis=1)], axis=-1)
+    ends = np.tile(np.arange(horizon) == horizon - 1, episodes)
+    return Dataset.from_arrays(
+        states[:, :-1].reshape(rows, 3).astype(np.float32),
+        rng.uniform(-1, 1, (rows, 1)).astype(np.float32),
+        -(angle[:, :-1] ** 2).reshape(rows).astype(np.float32),
+        np.zeros(rows, bool),
+        ends,
+        states[:, 1:].reshape(rows, 3).astype(np.float32),
+        task=task,
+        name="swings",
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> experiment.Result:
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEUBAY_CACHE", str(folder / "cache"))
+        return experiment.run(swings(get_task("pendulum")), tiny(), folder / "run")
+
+
+def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
+    directory = finished.directory
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary == finished.summary
+    assert summary["episodes"] == 3 and summary["score"] is None
+    assert summary["environment"] == "Pendulum-v1"
+    for key in ("return_mean", "return_std", "data_return_mean", "q_data"):
+        assert np.isfinite(summary[key])
+    assert {"p25", "p50", "p75", "max"} <= summary["horizon"].keys()
+    stages = {"world", "imagination", "sampling", "updates", "evaluation", "total"}
+    assert stages <= summary["seconds"].keys()
+    described = json.loads((directory / "run.json").read_text())
+    assert described["config"] == tiny().model_dump()
+    assert described["dataset"]["hash"] == summary["dataset_hash"]
+    rows = list(read_json_lines(directory / "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [100, 120]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [50, 100, 120]
+    assert rows[-1]["return_mean"] == summary["return_mean"]
+
+
+def test_a_saved_policy_acts_as_the_trained_one(finished: experiment.Result) -> None:
+    ours, theirs = finished.policy, load_policy(finished.directory / "policy.npz")
+    rng = np.random.default_rng(0)
+    state, other, reward = None, None, None
+    for step in range(4):
+        observation = rng.normal(size=(2, 3)).astype(np.float32)
+        start = np.array([step == 0, step in (0, 2)])
+        action, state = ours.predict(observation, state, start, reward=reward)
+        again, other = theirs.predict(observation, other, start, reward=reward)
+        np.testing.assert_array_equal(action, again)
+        assert action.shape == (2, 1) and (np.abs(action) <= 2).all()
+        reward = np.array([1.0, -1.0])
+    single, _ = ours.predict(observation[0])
+    assert single.shape == (1,)
+
+
+def test_memory_is_cleared_where_an_episode_starts(finished: experiment.Result) -> None:
+    policy = finished.policy
+    first, last = np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.5])
+    _, state = policy.predict(first)
+    fresh, _ = policy.predict(last)
+    reset, _ = policy.predict(last, state, episode_start=True)
+    carried, _ = policy.predict(last, state, reward=-3.0)
+    np.testing.assert_array_equal(fresh, reset)
+    assert not np.array_equal(fresh, carried)
+
+
+def test_a_policy_says_what_it_needs(finished: experiment.Result) -> None:
+    policy = finished.policy
+    _, state = policy.predict(np.zeros(3))
+    with pytest.raises(NeubayError, match="reward"):
+        policy.predict(np.zeros(3), state)
+    with pytest.raises(NeubayError, match="3 values"):
+        policy.predict(np.zeros(4))
+    with pytest.raises(NeubayError, match="2 observations"):
+        policy.predict(np.zeros((2, 3)), state, reward=0.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file of arrays", b"PK\x03\x04broken"])
+def test_a_damaged_policy_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "policy.npz"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"policy\.npz"):
+        load_policy(path)
+
+
+def test_nothing_is_overwritten(finished: experiment.Result) -> None:
+    before = (finished.directory / "summary.json").read_bytes()
+    with pytest.raises(RunError, match="not empty"):
+        experiment.run(swings(get_task("pendulum")), tiny(), finished.directory)
+    assert (finished.directory / "summary.json").read_bytes() == before
+
+
+def test_a_tape_shorter_than_a_trajectory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"agent\.tape is 100"):
+        experiment.run(swings(), tiny(agent={"tape": 100}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_data_without_an_environment(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
+    dataset = swings()
+    result = neubay.train(dataset, out=tmp_path / "run", changes=TINY)
+    assert result.summary["return_mean"] is None and result.summary["episodes"] == 0
+    assert np.isfinite(result.summary["posterior"]["return_mean"])
+    kinds = {row["kind"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")}
+    assert kinds == {"train"}
+    action, _ = result.policy.predict(np.zeros(3))
+    assert action.shape == (1,)
+
+
+def test_the_world_is_reused_only_where_it_matches(finished: experiment.Result) -> None:
+    dataset, config = swings(), tiny()
+    here = experiment.world_directory(dataset, config.world, 0)
+    assert here == experiment.world_directory(swings(), tiny().world, 0)
+    others = [
+        experiment.world_directory(dataset, config.world, 1),
+        experiment.world_directory(dataset, updated(config.world, {"width": 9}), 0),
+        experiment.world_directory(swings(episodes=5), config.world, 0),
+    ]
+    assert len({here, *others}) == 4

@@ -1,0 +1,73 @@
+"""Flags over a file over a preset that follows the dataset."""
+
+from pathlib import Path
+
+import pytest
+
+from neubay.commands.options import TrainSettings, parse, train_defaults
+from neubay.commands.train import TrainFlags
+from neubay.errors import ConfigError
+
+
+def read(*arguments: str) -> TrainFlags:
+    return parse(
+        TrainFlags,
+        TrainSettings,
+        train_defaults,
+        list(arguments),
+        prog="neubay train",
+        description="",
+    )
+
+
+def test_the_preset_follows_the_dataset_wherever_it_stands() -> None:
+    first = read("hopper-medium-v2", "--preset", "paper")
+    assert (first.values.agent.encoder_lr, first.values.agent.kappa) == (1e-6, 0.8)
+    assert not first.values.agent.tune_alpha
+    behind = read("--world.no-layer-norm", "hopper-medium-v2", "--preset=paper")
+    assert behind.values.agent == first.values.agent
+    assert not behind.values.world.layer_norm
+    assert read().settings.dataset == "pendulum"
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("agent: {kappa: 0.25, gamma: 0.9}\n")
+    flags = read("--config", str(path), "--agent.kappa", "0.75", "--agent.encoder-lr", "3e-6")
+    agent = flags.values.agent
+    assert (agent.kappa, agent.gamma, agent.encoder_lr) == (0.75, 0.9, 3e-6)
+
+
+def test_a_flag_that_only_fits_the_chosen_preset() -> None:
+    assert read("--preset", "paper", "--world.members", "128").values.world.members == 128
+    assert read("--preset", "cpu", "--world.pool", "50").values.world.pool == 50
+
+
+def test_a_relative_by_name() -> None:
+    flags = read("--variant", "markov", "--rollout.zeta", "None")
+    assert flags.values.agent.memory == "none"
+    assert flags.values.rollout.zeta is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--agent.encoderlr", "1"], "--agent.encoder-lr"),
+        (["--preset", "gpu"], "invalid choice"),
+        (["--preset"], "Missing"),
+        (["--agent.kappa", "2"], "kappa"),
+        (["--agent.steps", "many"], "steps"),
+    ],
+)
+def test_wrong_flags_are_explained(arguments: list[str], message: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        read(*arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_key_of_the_file_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("agent: {kapa: 0.25}\n")
+    with pytest.raises(ConfigError, match=r"settings\.yaml.*did you mean 'agent\.kappa'"):
+        read("--config", str(path))

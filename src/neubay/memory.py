@@ -10,7 +10,8 @@ a matmul over all rows at once. Complex numbers are kept as two real arrays (`Co
 then plain real matmuls, which are fast everywhere, and memory can be exported.
 
 Arrays are time-major: (rows, *batch, features). A training tape has no batch axis; histories that
-are replayed side by side have one.
+are replayed side by side have one. Weights are drawn by NumPy: a JAX generator would take longer to
+compile than all of them take to draw.
 """
 
 import math
@@ -21,8 +22,9 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 
 from neubay.tape import AnyArray
 
@@ -146,6 +148,10 @@ def _backward(scan: Scan, saved: tuple, cotangent: Complex) -> tuple:
 linear_recurrence.defvjp(_forward, _backward)
 
 
+def _float32(array: np.ndarray) -> Float[Array, "*shape"]:
+    return jnp.asarray(array, jnp.float32)
+
+
 def _pad_rows(array: AnyArray, rows: int) -> Array:
     return jnp.pad(array, [(0, rows)] + [(0, 0)] * (array.ndim - 1))
 
@@ -177,11 +183,10 @@ class Linear(eqx.Module):
     weight: Float[Array, "*stack into out"]
     bias: Float[Array, "*stack out"]
 
-    def __init__(self, into: int, out: int, *, key: PRNGKeyArray):
+    def __init__(self, into: int, out: int, *, rng: np.random.Generator):
         limit = 1 / math.sqrt(into)
-        weight_key, bias_key = jax.random.split(key)
-        self.weight = jax.random.uniform(weight_key, (into, out), minval=-limit, maxval=limit)
-        self.bias = jax.random.uniform(bias_key, (out,), minval=-limit, maxval=limit)
+        self.weight = _float32(rng.uniform(-limit, limit, (into, out)))
+        self.bias = _float32(rng.uniform(-limit, limit, out))
 
     def __call__(self, x: Float[Array, "*batch into"]) -> Float[Array, "*batch out"]:
         return matmul(x, self.weight) + self.bias
@@ -212,20 +217,19 @@ class LRU(eqx.Module):
     c: Complex  # (hidden, features)
     d: Float[Array, " features"]
 
-    def __init__(self, features: int, hidden: int, *, max_radius: float = 0.9, key: PRNGKeyArray):
-        keys = jax.random.split(key, 7)
-        tiny = jnp.finfo(jnp.float32).tiny  # the logs need area and phase above zero
-        area = jax.random.uniform(keys[0], (hidden,), minval=tiny)
-        phase = jax.random.uniform(keys[1], (hidden,), minval=tiny) * 2 * math.pi
-        self.nu_log = jnp.log(-0.5 * jnp.log(max_radius**2 * area))
-        self.theta_log = jnp.log(phase)
-        self.gamma_log = 0.5 * jnp.log1p(-(max_radius**2) * area)
-        into, out = (features, hidden), (hidden, features)
-        self.b = Complex(
-            *(jax.random.normal(key, into) / math.sqrt(2 * features) for key in keys[2:4])
-        )
-        self.c = Complex(*(jax.random.normal(key, out) / math.sqrt(hidden) for key in keys[4:6]))
-        self.d = jax.random.normal(keys[6], (features,))
+    def __init__(
+        self, features: int, hidden: int, *, max_radius: float = 0.9, rng: np.random.Generator
+    ):
+        area = max_radius**2 * (1 - rng.random(hidden))  # |lambda|^2, above zero for its log
+        phase = 2 * math.pi * (1 - rng.random(hidden))
+        self.nu_log = _float32(np.log(-0.5 * np.log(area)))
+        self.theta_log = _float32(np.log(phase))
+        self.gamma_log = _float32(0.5 * np.log(1 - area))
+        b = rng.normal(size=(2, features, hidden)) / math.sqrt(2 * features)
+        c = rng.normal(size=(2, hidden, features)) / math.sqrt(hidden)
+        self.b = Complex(*map(_float32, b))
+        self.c = Complex(*map(_float32, c))
+        self.d = _float32(rng.normal(size=features))
 
     def __call__(
         self, x: Float[Array, "*batch features"], recur: Callable[[Complex, Complex], Complex]
@@ -246,10 +250,9 @@ class Block(eqx.Module):
     lru: LRU
     gate: Linear
 
-    def __init__(self, width: int, hidden: int, *, key: PRNGKeyArray):
-        lru_key, gate_key = jax.random.split(key)
-        self.lru = LRU(width, hidden, key=lru_key)
-        self.gate = Linear(width, 2 * width, key=gate_key)
+    def __init__(self, width: int, hidden: int, *, rng: np.random.Generator):
+        self.lru = LRU(width, hidden, rng=rng)
+        self.gate = Linear(width, 2 * width, rng=rng)
 
     def __call__(
         self, x: Float[Array, "*batch width"], recur: Callable[[Complex, Complex], Complex]
@@ -265,10 +268,11 @@ class Encoder(eqx.Module):
     project: Linear
     blocks: tuple[Block, ...]
 
-    def __init__(self, into: int, width: int, hidden: int, layers: int, *, key: PRNGKeyArray):
-        project_key, *block_keys = jax.random.split(key, 1 + layers)
-        self.project = Linear(into, width, key=project_key)
-        self.blocks = tuple(Block(width, hidden, key=key) for key in block_keys)
+    def __init__(
+        self, into: int, width: int, hidden: int, layers: int, *, rng: np.random.Generator
+    ):
+        self.project = Linear(into, width, rng=rng)
+        self.blocks = tuple(Block(width, hidden, rng=rng) for _ in range(layers))
 
     @property
     def width(self) -> int:

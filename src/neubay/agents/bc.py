@@ -17,13 +17,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neubay.agents.learning import (
     Metrics,
-    adam,
     cosine_decay,
     descend,
+    init_optimiser,
     mean_weights,
     transition_kinds,
 )
-from neubay.agents.networks import Actor, RecurrentPolicy, TanhGaussian, observe
+from neubay.agents.networks import Actor, RecurrentPolicy, TanhGaussian, generator, observe
 from neubay.config import AgentConfig
 from neubay.tape import Tape, agent_input
 
@@ -47,10 +47,9 @@ class Agent:
     action_size: int
     config: AgentConfig
 
-    @partial(jax.jit, static_argnums=0)
     def init(self, key: PRNGKeyArray) -> AgentState:
-        actor = Actor(self.state_size, self.action_size, self.config, key=key)
-        return AgentState(actor, adam.init(actor), jnp.zeros((), jnp.int32))
+        actor = Actor(self.state_size, self.action_size, self.config, rng=generator(key))
+        return AgentState(actor, init_optimiser(actor), jnp.zeros((), jnp.int32))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def update(self, state: AgentState, tapes: Tape) -> tuple[AgentState, Metrics]:

@@ -18,15 +18,22 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from neubay.agents.learning import Metrics, adam, descend, mixture_weights, transition_kinds
-from neubay.agents.networks import Head, make_encoder, observe
+from neubay.agents.learning import (
+    Metrics,
+    descend,
+    init_optimiser,
+    mixture_weights,
+    transition_kinds,
+)
+from neubay.agents.networks import Head, generator, make_encoder, observe
 from neubay.config import AgentConfig
 from neubay.memory import Encoder, Memory, NoMemory
-from neubay.tape import AgentInput, Tape, agent_input
+from neubay.tape import AgentInput, AnyArray, Tape, agent_input
 
 
 class QNetwork(eqx.Module):
@@ -36,16 +43,15 @@ class QNetwork(eqx.Module):
     head: Head
 
     def __init__(
-        self, state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+        self, state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
     ):
-        encoder_key, head_key = jax.random.split(key)
-        self.encoder = make_encoder(state_size, action_size, config, key=encoder_key)
+        self.encoder = make_encoder(state_size, action_size, config, rng=rng)
         self.head = Head(
-            self.encoder.width, config.width, config.head_depth, 1 + action_size, key=head_key
+            self.encoder.width, config.width, config.head_depth, 1 + action_size, rng=rng
         )
 
     def __call__(
-        self, observed: Float[Array, "rows into"], start: Bool[Array, " rows"]
+        self, observed: Float[Array, "rows into"], start: Bool[AnyArray, " rows"]
     ) -> Float[Array, "rows a"]:
         """Q(h_t, .) at every row of a tape."""
         return self.values(self.encoder(observed, start))
@@ -106,10 +112,10 @@ class Agent:
     action_size: int
     config: AgentConfig
 
-    @partial(jax.jit, static_argnums=0)
     def init(self, key: PRNGKeyArray) -> AgentState:
-        network = QNetwork(self.state_size, self.action_size, self.config, key=key)
-        return AgentState(network, network, adam.init(network), jnp.zeros((), jnp.int32))
+        network = QNetwork(self.state_size, self.action_size, self.config, rng=generator(key))
+        target = jax.tree.map(jnp.copy, network)  # updates are free to overwrite both
+        return AgentState(network, target, init_optimiser(network), jnp.zeros((), jnp.int32))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def update(self, state: AgentState, tapes: Tape) -> tuple[AgentState, Metrics]:

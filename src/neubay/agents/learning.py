@@ -41,6 +41,11 @@ def mean_weights(chosen: Bool[Array, " rows"]) -> Float[Array, " rows"]:
     return chosen / jnp.maximum(chosen.sum(), 1)
 
 
+@jax.jit
+def init_optimiser(network: PyTree) -> optax.OptState:
+    return adam.init(network)
+
+
 @runtime_checkable
 class Network(Protocol):
     """A network in two parts with learning rates of their own."""

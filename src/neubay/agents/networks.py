@@ -6,6 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from neubay.config import AgentConfig
@@ -13,6 +14,11 @@ from neubay.memory import Encoder, Linear, Memory, NoMemory, matmul, normed_leak
 from neubay.tape import AgentInput, AnyArray
 
 LOG_SIGMA_RANGE = (-5.0, 2.0)
+
+
+def generator(key: PRNGKeyArray) -> np.random.Generator:
+    """A NumPy generator to draw weights with, seeded by a JAX key."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 def observe(inputs: AgentInput) -> Float[Array, "*rows into"]:
@@ -23,13 +29,13 @@ def observe(inputs: AgentInput) -> Float[Array, "*rows into"]:
 
 
 def make_encoder(
-    state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+    state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
 ) -> Encoder | NoMemory:
     """phi, the encoder of histories; for the Markov agent, the state itself."""
     if config.memory == "none":
         return NoMemory(state_size)
     into = state_size + action_size + 1
-    return Encoder(into, config.width, config.memory_size, config.memory_layers, key=key)
+    return Encoder(into, config.width, config.memory_size, config.memory_layers, rng=rng)
 
 
 class Head(eqx.Module):
@@ -38,13 +44,10 @@ class Head(eqx.Module):
     layers: tuple[Linear, ...]
     out: Linear
 
-    def __init__(self, into: int, width: int, depth: int, out: int, *, key: PRNGKeyArray):
-        *layer_keys, out_key = jax.random.split(key, depth + 1)
+    def __init__(self, into: int, width: int, depth: int, out: int, *, rng: np.random.Generator):
         sizes = [into] + [width] * (depth - 1)
-        self.layers = tuple(
-            Linear(size, width, key=key) for size, key in zip(sizes, layer_keys, strict=True)
-        )
-        self.out = Linear(width, out, key=out_key)
+        self.layers = tuple(Linear(size, width, rng=rng) for size in sizes)
+        self.out = Linear(width, out, rng=rng)
 
     def __call__(self, x: Float[Array, "*rows into"]) -> Float[Array, "*rows out"]:
         return self.after_first(self.layers[0](x))
@@ -94,12 +97,11 @@ class Actor(eqx.Module):
     head: Head
 
     def __init__(
-        self, state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+        self, state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
     ):
-        encoder_key, head_key = jax.random.split(key)
-        self.encoder = make_encoder(state_size, action_size, config, key=encoder_key)
+        self.encoder = make_encoder(state_size, action_size, config, rng=rng)
         self.head = Head(
-            self.encoder.width, config.width, config.head_depth, 2 * action_size, key=head_key
+            self.encoder.width, config.width, config.head_depth, 2 * action_size, rng=rng
         )
 
     def __call__(
@@ -120,19 +122,18 @@ class Critic(eqx.Module):
     head: Head  # its leaves have the heads as their leading axis
 
     def __init__(
-        self, state_size: int, action_size: int, config: AgentConfig, *, key: PRNGKeyArray
+        self, state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
     ):
-        encoder_key, head_key = jax.random.split(key)
-        self.encoder = make_encoder(state_size, action_size, config, key=encoder_key)
+        self.encoder = make_encoder(state_size, action_size, config, rng=rng)
         into = self.encoder.width + action_size
 
-        def one_head(key: PRNGKeyArray) -> Head:
-            head = Head(into, config.width, config.head_depth, 1, key=key)
-            # Values start near zero: a hundredth of the variance, no bias.
-            out = (0.1 * head.out.weight, jnp.zeros_like(head.out.bias))
-            return eqx.tree_at(lambda head: (head.out.weight, head.out.bias), head, out)
-
-        self.head = eqx.filter_vmap(one_head)(jax.random.split(head_key, config.heads))
+        heads = [
+            Head(into, config.width, config.head_depth, 1, rng=rng) for _ in range(config.heads)
+        ]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads)
+        # Values start near zero: a hundredth of the variance, no bias.
+        out = (0.1 * stacked.out.weight, jnp.zeros_like(stacked.out.bias))
+        self.head = eqx.tree_at(lambda head: (head.out.weight, head.out.bias), stacked, out)
 
 
 def q_embed(head: Head, features: Float[Array, "rows width"]) -> Float[Array, "rows units"]:

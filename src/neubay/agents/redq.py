@@ -30,6 +30,7 @@ from neubay.agents.learning import (
     adam,
     cosine_decay,
     descend,
+    init_optimiser,
     mixture_weights,
     transition_kinds,
 )
@@ -38,6 +39,7 @@ from neubay.agents.networks import (
     Critic,
     Head,
     RecurrentPolicy,
+    generator,
     observe,
     q_embed,
     q_value,
@@ -68,20 +70,20 @@ class Agent:
     action_size: int
     config: AgentConfig
 
-    @partial(jax.jit, static_argnums=0)
     def init(self, key: PRNGKeyArray) -> AgentState:
-        key, actor_key, critic_key = jax.random.split(key, 3)
-        actor = Actor(self.state_size, self.action_size, self.config, key=actor_key)
-        critic = Critic(self.state_size, self.action_size, self.config, key=critic_key)
+        key, weights_key = jax.random.split(key)
+        rng = generator(weights_key)
+        actor = Actor(self.state_size, self.action_size, self.config, rng=rng)
+        critic = Critic(self.state_size, self.action_size, self.config, rng=rng)
         log_alpha = jnp.asarray(math.log(self.config.alpha), jnp.float32)
         return AgentState(
             actor=actor,
             critic=critic,
-            target=critic,
+            target=jax.tree.map(jnp.copy, critic),  # updates are free to overwrite both
             log_alpha=log_alpha,
-            actor_optimiser=adam.init(actor),
-            critic_optimiser=adam.init(critic),
-            alpha_optimiser=adam.init(log_alpha),
+            actor_optimiser=init_optimiser(actor),
+            critic_optimiser=init_optimiser(critic),
+            alpha_optimiser=init_optimiser(log_alpha),
             step=jnp.zeros((), jnp.int32),
             key=key,
         )

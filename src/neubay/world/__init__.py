@@ -1,0 +1,30 @@
+"""The world: an ensemble of Gaussian members as a posterior over dynamics and rewards.
+
+`fit` trains a pool of members on a dataset and keeps the best N as a `World`; `save` and `load`
+keep it as a directory. Imagination needs `World.step`, its truncation `FittedWorld.threshold`.
+"""
+
+from neubay.world.fitted import EpochRecord, FittedWorld, load, save
+from neubay.world.fitting import Progress, fit, uncertainty_over
+from neubay.world.model import Gaussian, Member, Scaler, World, WorldStep, quantify
+from neubay.world.transitions import Batch, Transitions, gather, split_rows
+
+__all__ = [
+    "Batch",
+    "EpochRecord",
+    "FittedWorld",
+    "Gaussian",
+    "Member",
+    "Progress",
+    "Scaler",
+    "Transitions",
+    "World",
+    "WorldStep",
+    "fit",
+    "gather",
+    "load",
+    "quantify",
+    "save",
+    "split_rows",
+    "uncertainty_over",
+]

@@ -1,0 +1,198 @@
+"""A trained world with what is known of its training, and the directory that keeps it."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from neubay import runs
+from neubay.config import WorldConfig, validated
+from neubay.data.dataset import Dataset
+from neubay.errors import RunError, WorldError
+from neubay.world.model import Member, Scaler, World
+
+LAYOUT = 1
+"""Version of the files in a world directory."""
+WORLD_FILE = "world.json"  # written last: where it is, the world is whole
+MEMBERS_FILE = "members.npz"
+UNCERTAINTY_FILE = "data_uncertainty.npy"
+CHECKPOINT_FILE = "training.npz"  # of a training that is not finished
+_QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)
+
+
+class EpochRecord(NamedTuple):
+    """Validation scores after one epoch, over the members where they are finite."""
+
+    best: float | None
+    median: float | None
+    improved: int  # members whose snapshot was renewed
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedWorld:
+    """A trained world, and what is known of its training and of its data."""
+
+    world: World
+    scores: Float[np.ndarray, " pool"]
+    """Best validation score of every member of the pool; infinite where it never was finite."""
+    kept: Int[np.ndarray, " members"]
+    """The members of the pool that became the world's, best first."""
+    data_uncertainty: Float[np.ndarray, " transitions"]
+    """U of every transition of the dataset, in the order of `Dataset.world_rows`."""
+    history: list[EpochRecord]
+    seconds: float
+    """Time spent training."""
+    config: WorldConfig
+    seed: int
+    dataset_name: str
+    dataset_hash: str
+    provenance: dict[str, str]
+
+    def threshold(self, zeta: float) -> float:
+        """The zeta-quantile of U over the data (linear interpolation); 1 is its maximum."""
+        return float(np.quantile(self.data_uncertainty, zeta))
+
+    @property
+    def mean_uncertainty(self) -> float:
+        """mean_D(U), the unit of the uncertainty penalty."""
+        return float(self.data_uncertainty.mean(dtype=np.float64))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return identity(self.dataset_hash, self.config, self.seed)
+
+
+def identity(dataset_hash: str, config: WorldConfig, seed: int) -> dict[str, Any]:
+    """What two fits must share to be the same fit."""
+    return {
+        "layout": LAYOUT,
+        "dataset hash": dataset_hash,
+        "seed": seed,
+        "config": config.model_dump(),
+    }
+
+
+def check_identity(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse what another fit left at `where`, and say how it differs."""
+    for name, ours in wanted.items():
+        theirs = found.get(name)
+        if theirs == ours:
+            continue
+        if name == "config" and isinstance(theirs, dict):
+            name = next(key for key in ours if theirs.get(key) != ours[key])
+            theirs, ours = theirs.get(name), ours[name]
+        raise WorldError(
+            f"{where}: of another fit: its {name} is {theirs}, asked for is {ours}; "
+            "choose another directory, or remove this one"
+        )
+
+
+def save(fitted: FittedWorld, directory: Path) -> None:
+    """Write a world directory."""
+    world = fitted.world
+    runs.save_arrays(directory / MEMBERS_FILE, world, {"layout": LAYOUT})
+    with runs.atomic_file(directory / UNCERTAINTY_FILE) as file:
+        np.save(file, fitted.data_uncertainty, allow_pickle=False)
+    about = {
+        "layout": LAYOUT,
+        "dataset": {
+            "name": fitted.dataset_name,
+            "hash": fitted.dataset_hash,
+            "transitions": len(fitted.data_uncertainty),
+            "state_size": len(world.scaler.state_mean),
+            "action_size": len(world.scaler.action_mean),
+            "reward_only": world.reward_only,
+        },
+        "seed": fitted.seed,
+        "config": fitted.config.model_dump(),
+        "scores": [score if math.isfinite(score) else None for score in fitted.scores.tolist()],
+        "kept": fitted.kept.tolist(),
+        "uncertainty": {
+            "mean": fitted.mean_uncertainty,
+            "quantiles": {str(zeta): fitted.threshold(zeta) for zeta in _QUANTILES},
+        },
+        "history": [record._asdict() for record in fitted.history],
+        "seconds": fitted.seconds,
+        "files": {
+            name: runs.file_hash(directory / name) for name in (MEMBERS_FILE, UNCERTAINTY_FILE)
+        },
+        "provenance": fitted.provenance,
+    }
+    runs.atomic_write_json(directory / WORLD_FILE, about)
+
+
+def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
+    """Read a world directory; with a dataset, check that the world was trained on it."""
+    path = directory / WORLD_FILE
+    if not path.exists():
+        unfinished = (directory / CHECKPOINT_FILE).exists()
+        state = "an unfinished world: run its training again" if unfinished else "not a world"
+        raise WorldError(f"{directory}: {state} (there is no {WORLD_FILE})")
+    try:
+        fitted = _read(directory, runs.read_json(path))
+    except RunError as error:
+        raise WorldError(str(error)) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise WorldError(f"{path}: damaged: {type(error).__name__} {error}") from None
+    if dataset is not None and dataset.hash != fitted.dataset_hash:
+        raise WorldError(
+            f"{directory}: trained on {fitted.dataset_name} with hash {fitted.dataset_hash}, but "
+            f"{dataset.name} has hash {dataset.hash}; use the same data, or train a world on this"
+        )
+    return fitted
+
+
+def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
+    if about["layout"] != LAYOUT:
+        raise WorldError(
+            f"{directory}: layout {about['layout']}, this version reads {LAYOUT}; "
+            "train the world again, or use the version that wrote it"
+        )
+    for name in (MEMBERS_FILE, UNCERTAINTY_FILE):
+        found, recorded = runs.file_hash(directory / name), about["files"][name]
+        if found != recorded:
+            raise WorldError(
+                f"{directory / name}: SHA-256 {found}, recorded {recorded}; "
+                "the file is damaged or of another world"
+            )
+    config = validated(WorldConfig, about["config"], str(directory / WORLD_FILE))
+    data = about["dataset"]
+    sizes = (data["state_size"], data["action_size"])
+    blank = jax.eval_shape(lambda: _blank_world(*sizes, data["reward_only"], config))
+    world, _ = runs.load_arrays(directory / MEMBERS_FILE, blank)
+    uncertainty = np.load(directory / UNCERTAINTY_FILE, allow_pickle=False)
+    if uncertainty.shape != (data["transitions"],) or uncertainty.dtype != np.float32:
+        raise WorldError(
+            f"{directory / UNCERTAINTY_FILE}: {uncertainty.dtype}{list(uncertainty.shape)}, "
+            f"expected float32[{data['transitions']}], one value per transition"
+        )
+    scores = [math.inf if score is None else score for score in about["scores"]]
+    return FittedWorld(
+        world=jax.tree.map(jnp.asarray, world),
+        scores=np.asarray(scores, np.float32),
+        kept=np.asarray(about["kept"]),
+        data_uncertainty=uncertainty,
+        history=[EpochRecord(**record) for record in about["history"]],
+        seconds=about["seconds"],
+        config=config,
+        seed=about["seed"],
+        dataset_name=data["name"],
+        dataset_hash=data["hash"],
+        provenance=about["provenance"],
+    )
+
+
+def _blank_world(
+    state_size: int, action_size: int, reward_only: bool, config: WorldConfig
+) -> World:
+    """A world of the right shapes."""
+    outputs = 1 if reward_only else state_size + 1
+    keys = jax.random.split(jax.random.key(0), config.members)
+    members = jax.vmap(lambda key: Member(state_size + action_size, outputs, config, key=key))(keys)
+    s, a, scalar = jnp.zeros(state_size), jnp.zeros(action_size), jnp.zeros(())
+    return World(members, Scaler(s, s, a, a, scalar, scalar), reward_only, config.quantifier)

@@ -1,0 +1,282 @@
+"""From a dataset to a world: epochs of the pool until it stops improving, and the best of it."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from neubay import runs
+from neubay.config import WorldConfig
+from neubay.data.dataset import Dataset
+from neubay.errors import RunError, WorldError
+from neubay.world.fitted import (
+    CHECKPOINT_FILE,
+    WORLD_FILE,
+    EpochRecord,
+    FittedWorld,
+    check_identity,
+    identity,
+    load,
+    save,
+)
+from neubay.world.model import Scaler, World
+from neubay.world.training import (
+    Learner,
+    Recipe,
+    Snapshots,
+    epoch_shuffles,
+    initialise,
+    keep_best,
+    member_keys,
+    select,
+    train,
+    training_flops,
+    validate,
+)
+from neubay.world.transitions import Epochs, Transitions, fit_scaler, split_rows
+
+FLOPS_PER_CALL = 1e12
+"""Work of one call at most, so that progress shows and an interrupt is answered in seconds."""
+CHECKPOINT_SECONDS = 60.0
+_UNCERTAINTY_ROWS = 512  # transitions that all members predict at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a fit is, for a display."""
+
+    stage: Literal["training", "uncertainty"]
+    share: float  # of the running epoch, or of the data whose uncertainty is measured
+    seconds: float  # of training, those before an interruption included
+    history: list[EpochRecord]  # an entry for each completed epoch
+    waited: int  # epochs since a member improved
+
+
+Report = Callable[[Progress], None]
+
+
+def fit(
+    dataset: Dataset,
+    config: WorldConfig,
+    seed: int,
+    *,
+    directory: Path | None = None,
+    progress: Report | None = None,
+) -> FittedWorld:
+    """Train a pool of members on a dataset and keep the best N.
+
+    With a `directory`, the fit goes on where an interrupted one left it there, is saved there, and
+    is read from there once it is finished. `progress` may raise KeyboardInterrupt to stop.
+    """
+    wanted = identity(dataset.hash, config, seed)
+    if directory is not None and (directory / WORLD_FILE).exists():
+        fitted = load(directory)
+        check_identity(directory, fitted.identity, wanted)
+        return fitted
+    scaler = _checked_scaler(dataset)
+    checkpoint = None if directory is None else Checkpoint(directory / CHECKPOINT_FILE, wanted)
+    report = progress or (lambda _: None)
+    state = _train_pool(dataset, config, seed, scaler, checkpoint, report)
+    scores = np.asarray(state.best.score)
+    kept = select(scores, config.members)
+    world = World(
+        members=jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[kept]), state.best.members),
+        scaler=scaler,
+        reward_only=dataset.task.reward_only,
+        quantifier=config.quantifier,
+    )
+    fitted = FittedWorld(
+        world=world,
+        scores=scores,
+        kept=kept,
+        data_uncertainty=uncertainty_over(
+            world, dataset, lambda share: report(state.progress("uncertainty", share))
+        ),
+        history=state.history,
+        seconds=state.seconds,
+        config=config,
+        seed=seed,
+        dataset_name=dataset.name,
+        dataset_hash=dataset.hash,
+        provenance=runs.provenance(),
+    )
+    if directory is not None:
+        save(fitted, directory)
+        (directory / CHECKPOINT_FILE).unlink(missing_ok=True)
+    return fitted
+
+
+def _checked_scaler(dataset: Dataset) -> Scaler:
+    transitions = len(dataset.world_rows)
+    if transitions < 2:
+        raise WorldError(
+            f"{dataset.name}: {transitions} transitions to learn from; a world needs one to train "
+            "on and one to validate with, and deserves thousands"
+        )
+    scaler = fit_scaler(dataset)
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(scaler)):
+        raise WorldError(
+            f"{dataset.name}: states, actions or rewards are not finite or overflow float32; "
+            "'neubay data validate' names the rows"
+        )
+    return scaler
+
+
+@dataclasses.dataclass
+class State:
+    """A training between two calls: all that is needed to go on."""
+
+    learner: Learner
+    best: Snapshots
+    history: list[EpochRecord] = dataclasses.field(default_factory=list)
+    shares: int = 0  # of the running epoch, done
+    waited: int = 0  # epochs since a member improved
+    seconds: float = 0.0
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return len(self.history)
+
+    def ended(self, config: WorldConfig) -> bool:
+        """Early stopping, or the cap."""
+        return self.waited >= config.patience or self.epoch == config.max_epochs
+
+    def end_epoch(
+        self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]
+    ) -> None:
+        finite = score[np.isfinite(score)]
+        best, median = (
+            (float(finite.min()), float(np.median(finite))) if len(finite) else 2 * [None]
+        )
+        self.history.append(EpochRecord(best, median, int(improved.sum())))
+        self.shares = 0
+        self.waited = 0 if improved.any() else self.waited + 1
+
+    def progress(self, stage: Literal["training", "uncertainty"], share: float) -> Progress:
+        return Progress(stage, share, self.seconds, self.history, self.waited)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """The file that keeps an unfinished training, and whose training it is."""
+
+    path: Path
+    identity: dict[str, Any]
+
+    def save(self, state: State) -> None:
+        about = {
+            "identity": self.identity,
+            "history": state.history,
+            "shares": state.shares,
+            "waited": state.waited,
+            "seconds": state.seconds,
+        }
+        runs.save_arrays(self.path, (state.learner, state.best), about)
+
+    def load(self, fresh: State) -> State:
+        """What an interrupted training of the same fit left, or `fresh` if there is nothing."""
+        if not self.path.exists():
+            return fresh
+        try:
+            check_identity(self.path, runs.read_note(self.path)["identity"], self.identity)
+            (learner, best), about = runs.load_arrays(self.path, (fresh.learner, fresh.best))
+        except (RunError, KeyError, TypeError) as error:
+            raise WorldError(f"{error}; remove {self.path} to train from the start") from None
+        history = [EpochRecord(*record) for record in about["history"]]
+        return State(learner, best, history, about["shares"], about["waited"], about["seconds"])
+
+
+def _train_pool(
+    dataset: Dataset,
+    config: WorldConfig,
+    seed: int,
+    scaler: Scaler,
+    checkpoint: Checkpoint | None,
+    report: Report,
+) -> State:
+    """Epochs until no member has improved for `patience` of them, or the cap is reached."""
+    recipe = Recipe.of(dataset.task, config)
+    training_rows, validation_rows = split_rows(dataset.world_rows, config, seed)
+    validation = Transitions.copy(dataset, validation_rows)
+    step_flops = config.pool * training_flops(recipe.inputs, recipe.outputs, config)
+    epochs = Epochs(
+        dataset,
+        training_rows,
+        batch=config.batch,
+        batches_per_call=max(int(FLOPS_PER_CALL / step_flops), 1),
+        seed=seed,
+    )
+    keys = member_keys(config.pool, seed)
+    state = State(*initialise(keys, recipe))
+    if checkpoint is not None:
+        state = checkpoint.load(state)
+    state.learner, state.best = jax.device_put((state.learner, state.best), recipe.layout.sharding)
+
+    with runs.deferred_signals() as signalled:
+        pauses = _Pauses(state.seconds, checkpoint, report, signalled)
+        while not state.ended(config):
+            for share in epochs.shares(state.epoch, state.shares):
+                # One call in flight: while it runs, the next chunk is read.
+                jax.block_until_ready(state.learner)
+                shuffles = epoch_shuffles(keys, state.epoch, share.chunk)
+                state.learner = train(state.learner, shuffles, share, scaler, recipe)
+                state.shares += 1
+                pauses.pause(state, state.shares / len(epochs))
+            score = validate(state.learner.members, validation, scaler, recipe)
+            state.best, improved = keep_best(state.best, state.learner.members, score, config)
+            state.end_epoch(np.asarray(score), np.asarray(improved))
+            pauses.pause(state, 0.0)
+    return state
+
+
+class _Pauses:
+    """Points where the state is whole: it is shown, saved when it is time, and can be left."""
+
+    def __init__(
+        self,
+        seconds: float,
+        checkpoint: Checkpoint | None,
+        report: Report,
+        signalled: Callable[[], bool],
+    ):
+        self._begun, self._saved = time.monotonic() - seconds, time.monotonic()
+        self._checkpoint, self._report, self._signalled = checkpoint, report, signalled
+
+    def pause(self, state: State, share: float) -> None:
+        state.seconds = time.monotonic() - self._begun
+        stop = self._signalled()
+        try:
+            self._report(state.progress("training", share))
+        except KeyboardInterrupt:
+            stop = True
+        due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
+        if self._checkpoint is not None and (stop or due):
+            self._checkpoint.save(state)
+            self._saved = time.monotonic()
+        if stop:
+            raise KeyboardInterrupt
+
+
+def uncertainty_over(
+    world: World, dataset: Dataset, report: Callable[[float], None] = lambda share: None
+) -> Float[np.ndarray, " transitions"]:
+    """U of every transition of the dataset."""
+    rows = dataset.world_rows
+    measure = eqx.filter_jit(World.uncertainty)
+    values = np.empty(len(rows), np.float32)
+    for begin in range(0, len(rows), _UNCERTAINTY_ROWS):
+        piece = rows[begin : begin + _UNCERTAINTY_ROWS]
+        # Padded to one shape, so that one compilation serves all pieces.
+        tape = dataset.take(np.pad(piece, (0, _UNCERTAINTY_ROWS - len(piece)), mode="edge"))
+        measured = measure(world, jnp.asarray(tape.state), jnp.asarray(tape.action))
+        values[begin : begin + len(piece)] = measured[: len(piece)]
+        report((begin + len(piece)) / len(rows))
+    return values

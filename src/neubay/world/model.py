@@ -1,0 +1,274 @@
+"""Members, their ensemble, and its uncertainty.
+
+A member m_theta maps (s, a) to a Gaussian over (s', r), in standardised units; the scaler that
+standardises is part of the ensemble:
+
+    h_0 = standardised (s, a)
+    h_l = leaky_relu(LayerNorm(h_{l-1} W_l + b_l))          (ablation: without LayerNorm)
+    delta, r, log sigma = h_L W + b;    E[s'] = s + delta
+
+The members' disagreement is the uncertainty U(s, a) = sqrt(mean_d var_n mu_{n,d}(s, a)).
+A bandit's members (`Task.reward_only`) predict the reward alone and leave the state as it is.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from neubay.config import WorldConfig
+
+LOG_SIGMA_MIN, LOG_SIGMA_MAX = -5.0, 0.25
+Quantifier = Literal["disagreement", "aleatoric", "total"]
+
+
+class Linear(eqx.Module):
+    """x W + b, initialised uniformly in +-1/sqrt(fan_in)."""
+
+    weight: Float[Array, "fan_in fan_out"]
+    bias: Float[Array, " fan_out"]
+
+    def __init__(self, fan_in: int, fan_out: int, *, key: Key[Array, ""]):
+        weight_key, bias_key = jax.random.split(key)
+        bound = 1 / math.sqrt(fan_in)
+        self.weight = jax.random.uniform(weight_key, (fan_in, fan_out), minval=-bound, maxval=bound)
+        self.bias = jax.random.uniform(bias_key, (fan_out,), minval=-bound, maxval=bound)
+
+
+class Affine(eqx.Module):
+    """What LayerNorm does after normalising."""
+
+    scale: Float[Array, " width"]
+    offset: Float[Array, " width"]
+
+    def __init__(self, width: int):
+        self.scale = jnp.ones(width)
+        self.offset = jnp.zeros(width)
+
+
+class Gaussian(NamedTuple):
+    """Diagonal Gaussians in standardised units."""
+
+    mean: Float[Array, "*batch d"]
+    log_sigma: Float[Array, "*batch d"]
+
+
+class Member(eqx.Module):
+    """One m_theta in standardised units; its mean is (s' - s, r), or (r) for a bandit."""
+
+    linears: list[Linear]
+    affines: list[Affine]  # of the LayerNorms: one for each linear, or none
+    head: Linear
+
+    def __init__(self, inputs: int, outputs: int, config: WorldConfig, *, key: Key[Array, ""]):
+        *keys, head_key = jax.random.split(key, config.depth + 1)
+        widths = [inputs] + config.depth * [config.width]
+        self.linears = [
+            Linear(fan_in, fan_out, key=key)
+            for fan_in, fan_out, key in zip(widths[:-1], widths[1:], keys, strict=True)
+        ]
+        self.affines = [Affine(config.width) for _ in self.linears] if config.layer_norm else []
+        self.head = Linear(config.width, 2 * outputs, key=head_key)
+
+    def features(self, x: Float[Array, "b inputs"]) -> Float[Array, "b width"]:
+        """h_L, the last hidden layer."""
+        if not self.affines:
+            for linear in self.linears:
+                x = jax.nn.leaky_relu(x @ linear.weight + linear.bias, _SLOPE)
+            return x
+        for linear, affine in zip(self.linears, self.affines, strict=True):
+            x = normalised_block(x, linear.weight, linear.bias, affine.scale, affine.offset)
+        return x
+
+    def __call__(self, x: Float[Array, "b inputs"]) -> Gaussian:
+        outputs = self.features(x) @ self.head.weight + self.head.bias
+        mean, log_sigma = jnp.split(outputs, 2, axis=-1)
+        return Gaussian(mean, soft_clamp(log_sigma))
+
+
+def soft_clamp(log_sigma: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+    """Clamp to [LOG_SIGMA_MIN, LOG_SIGMA_MAX] with a gradient everywhere, as in PETS.
+
+    PETS takes x <- max - softplus(max - x), then x <- min + softplus(x - min). Together that is
+    e^x <- e^min + e^max sigmoid(x - max): a fraction of the exponentials and logarithms.
+    """
+    low, high = math.exp(LOG_SIGMA_MIN), math.exp(LOG_SIGMA_MAX)
+    return jnp.log(low + high * jax.nn.sigmoid(log_sigma - LOG_SIGMA_MAX))
+
+
+# --- Linear, LayerNorm, leaky ReLU ---------------------------------------------------------------
+
+_SLOPE = 0.01  # of leaky ReLU below zero
+_VARIANCE_FLOOR = 1e-5  # added to the variance in LayerNorm
+
+
+class _Saved(NamedTuple):
+    """What the gradient of a block needs of its forward pass."""
+
+    x: Float[Array, "b fan_in"]
+    weight: Float[Array, "fan_in fan_out"]
+    bias: Float[Array, " fan_out"]
+    scale: Float[Array, " fan_out"]
+    product: Float[Array, "b fan_out"]  # x W
+    mean: Float[Array, "b 1"]  # of x W + b over the features
+    inverse_std: Float[Array, "b 1"]
+    output: Float[Array, "b fan_out"]
+
+
+@jax.custom_vjp
+def normalised_block(
+    x: Float[Array, "b fan_in"],
+    weight: Float[Array, "fan_in fan_out"],
+    bias: Float[Array, " fan_out"],
+    scale: Float[Array, " fan_out"],
+    offset: Float[Array, " fan_out"],
+) -> Float[Array, "b fan_out"]:
+    """leaky_relu(LayerNorm(x W + b)).
+
+    The gradient is written out, and barriers separate the passes over (b, fan_out). Left alone,
+    XLA's CPU compiler computes the normalisation anew inside every reduction that uses it, and
+    spends more time there than on the matrix products; docs/benchmarks.md has the figures.
+    """
+    return _block_forward(x, weight, bias, scale, offset)[0]
+
+
+def _block_forward(
+    x: Float[Array, "b fan_in"],
+    weight: Float[Array, "fan_in fan_out"],
+    bias: Float[Array, " fan_out"],
+    scale: Float[Array, " fan_out"],
+    offset: Float[Array, " fan_out"],
+) -> tuple[Float[Array, "b fan_out"], _Saved]:
+    product = _pass(x @ weight)
+    z = product + bias
+    mean = z.mean(axis=-1, keepdims=True)
+    variance = jnp.maximum((z * z).mean(axis=-1, keepdims=True) - mean * mean, 0)
+    inverse_std = jax.lax.rsqrt(variance + _VARIANCE_FLOOR)
+    product, mean, inverse_std = _pass((product, mean, inverse_std))
+    normalised = (product + bias - mean) * inverse_std
+    output = _pass(jax.nn.leaky_relu(normalised * scale + offset, _SLOPE))
+    return output, _Saved(x, weight, bias, scale, product, mean, inverse_std, output)
+
+
+def _block_backward(
+    saved: _Saved, d_output: Float[Array, "b fan_out"]
+) -> tuple[
+    Float[Array, "b fan_in"],
+    Float[Array, "fan_in fan_out"],
+    Float[Array, " fan_out"],
+    Float[Array, " fan_out"],
+    Float[Array, " fan_out"],
+]:
+    """With n the normalised x W + b and u = n * scale + offset:
+
+    d(x W + b) = (du * scale - mean(du * scale) - n mean(du * scale * n)) / std.
+    """
+    x, weight, bias, scale, product, mean, inverse_std, output = saved
+    width = output.shape[-1]
+    d_u = _pass(jnp.where(output > 0, d_output, _SLOPE * d_output))
+    product, d_u_n = _pass((product, d_u * ((product + bias - mean) * inverse_std)))
+    mean_d_n, mean_d_n_n = _pass((d_u @ scale[:, None] / width, d_u_n @ scale[:, None] / width))
+    normalised = (product + bias - mean) * inverse_std
+    d_z = _pass(inverse_std * (d_u * scale - mean_d_n - normalised * mean_d_n_n))
+    return d_z @ weight.T, x.T @ d_z, d_z.sum(axis=0), d_u_n.sum(axis=0), d_u.sum(axis=0)
+
+
+normalised_block.defvjp(_block_forward, _block_backward)
+_pass = jax.lax.optimization_barrier  # what is inside is computed once, in a pass of its own
+
+
+# --- The ensemble --------------------------------------------------------------------------------
+
+
+class Scaler(eqx.Module):
+    """Standardisation of states (s and s' share it), actions and rewards."""
+
+    state_mean: Float[Array, " s"]
+    state_std: Float[Array, " s"]
+    action_mean: Float[Array, " a"]
+    action_std: Float[Array, " a"]
+    reward_mean: Float[Array, ""]
+    reward_std: Float[Array, ""]
+
+    def inputs(
+        self, state: Float[Array, "b s"], action: Float[Array, "b a"]
+    ) -> Float[Array, "b inputs"]:
+        """What a member sees: the standardised (s, a)."""
+        return jnp.concatenate(
+            [
+                (state - self.state_mean) / self.state_std,
+                (action - self.action_mean) / self.action_std,
+            ],
+            axis=-1,
+        )
+
+
+class WorldStep(NamedTuple):
+    next_state: Float[Array, "k s"]
+    reward: Float[Array, " k"]
+    uncertainty: Float[Array, " k"]
+
+
+class World(eqx.Module):
+    """The posterior: N members, stacked on the leading axis of every leaf, and their scaler."""
+
+    members: Member
+    scaler: Scaler
+    reward_only: bool = eqx.field(static=True)
+    quantifier: Quantifier = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        """N, the number of members."""
+        return self.members.head.bias.shape[0]
+
+    def predict(self, state: Float[Array, "b s"], action: Float[Array, "b a"]) -> Gaussian:
+        """Every member's Gaussian over (s' - s, r), standardised: leaves (N, b, d)."""
+        inputs = self.scaler.inputs(state, action)
+        return jax.vmap(lambda member: member(inputs))(self.members)
+
+    def uncertainty(
+        self, state: Float[Array, "b s"], action: Float[Array, "b a"]
+    ) -> Float[Array, " b"]:
+        """U(s, a), by the world's quantifier."""
+        return quantify(self.predict(state, action), self.quantifier)
+
+    def step(
+        self,
+        state: Float[Array, "k s"],
+        action: Float[Array, "k a"],
+        member: Int[Array, " k"],
+        keys: Key[Array, " k"],
+    ) -> WorldStep:
+        """(s', r) ~ m_theta(s, a) and U(s, a), each rollout in its own member and from its own key.
+
+        The rollouts' own predictions are slices of the evaluation that U needs anyway.
+        """
+        scaler = self.scaler
+        prediction = self.predict(state, action)
+        own = Gaussian(*(leaf[member, jnp.arange(len(member))] for leaf in prediction))
+        noise = jax.vmap(lambda key: jax.random.normal(key, own.mean.shape[1:]))(keys)
+        sample = own.mean + jnp.exp(own.log_sigma) * noise
+        return WorldStep(
+            next_state=state if self.reward_only else state + sample[:, :-1] * scaler.state_std,
+            reward=scaler.reward_mean + sample[:, -1] * scaler.reward_std,
+            uncertainty=quantify(prediction, self.quantifier),
+        )
+
+
+def quantify(prediction: Gaussian, quantifier: Quantifier) -> Float[Array, " b"]:
+    """U from the members' Gaussians, leaves (N, b, d), in standardised units.
+
+    disagreement: sqrt(mean_d var_n mu), the paper's.  aleatoric: max_n ||sigma_n||_2, MOPO's.
+    total: sqrt(mean_d (var_n mu + mean_n sigma^2)), by the law of total variance.
+    """
+    mean, log_sigma = prediction
+    if quantifier == "aleatoric":
+        return jnp.sqrt(jnp.exp(2 * log_sigma).sum(axis=-1)).max(axis=0)
+    variance = mean.var(axis=0)
+    if quantifier == "total":
+        variance = variance + jnp.exp(2 * log_sigma).mean(axis=0)
+    return jnp.sqrt(variance.mean(axis=-1))

@@ -1,0 +1,291 @@
+"""Training a pool of members together: one call for many gradient steps of all of them.
+
+Members never meet: each has its own parameters, its own optimiser, its own shuffle of the data
+and its own best snapshot. How they are laid out over devices and time is decided in `Layout`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+from neubay.config import WorldConfig
+from neubay.errors import WorldError
+from neubay.tasks import Task
+from neubay.world.model import Member, Scaler
+from neubay.world.shuffle import shuffle_keys, shuffled
+from neubay.world.transitions import Batch, Share, Transitions, gather
+
+
+class Learner(eqx.Module):
+    """Members in training; every leaf has the pool's axis in front."""
+
+    members: Member
+    optimiser: optax.OptState
+
+
+class Snapshots(eqx.Module):
+    """Each member at its best so far, and its validation score then."""
+
+    members: Member
+    score: Float[Array, " pool"]
+
+
+def member_sizes(task: Task) -> tuple[int, int]:
+    """Inputs (s, a) and outputs (s', r), or (r) of a bandit."""
+    return task.state_size + task.actions.size, 1 if task.reward_only else task.state_size + 1
+
+
+def training_flops(inputs: int, outputs: int, config: WorldConfig) -> int:
+    """Flops of the matrix products in one gradient step of one member."""
+    first = inputs * config.width  # nothing asks for the gradient of the inputs
+    others = (config.depth - 1) * config.width**2 + config.width * 2 * outputs
+    return 2 * config.batch * (2 * first + 3 * others)
+
+
+# --- Layout --------------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """Where the members of a pool are trained: in parallel on devices, in groups on each."""
+
+    mesh: Mesh
+    group: int  # members that take a step side by side
+    compiler_options: tuple[tuple[str, str], ...]
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Of arrays with the pool's axis in front."""
+        return NamedSharding(self.mesh, PartitionSpec("pool"))
+
+
+def best_layout(pool: int) -> Layout:
+    """All devices that can share the pool evenly; the group that suits the backend.
+
+    On CPUs the few members of a group stay in cache over many gradient steps. Accelerators want
+    all the parallelism there is.
+    """
+    devices = jax.devices()
+    used = max(n for n in range(1, len(devices) + 1) if pool % n == 0)
+    mesh = Mesh(np.asarray(devices[:used]), ("pool",))
+    share = pool // used
+    if jax.default_backend() != "cpu":
+        return Layout(mesh, share, ())
+    group = max(n for n in range(1, min(4, share) + 1) if share % n == 0)
+    # Products of these sizes are faster in Eigen than in the newer kernels.
+    return Layout(
+        mesh, group, (("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_REDUCE"),)
+    )
+
+
+def _on_devices(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+    """`function(members, shared)` on every device's share of the pool."""
+    return jax.shard_map(
+        function,
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec("pool"), PartitionSpec()),
+        out_specs=PartitionSpec("pool"),
+        check_vma=False,  # nothing passes between devices
+    )
+
+
+def _in_groups(group: int, function: Callable[..., Any], into: Any, *stacked: Any) -> Any:
+    """Overwrite `into` with function(into, *stacked), group by group of the leading axis."""
+
+    def visit(number: Int[Array, ""], into: Any) -> Any:
+        def part(leaf: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(leaf, number * group, group)
+
+        def put(leaf: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(leaf, new, number * group, axis=0)
+
+        return jax.tree.map(put, into, function(*jax.tree.map(part, (into, *stacked))))
+
+    return jax.lax.fori_loop(0, jax.tree.leaves(into)[0].shape[0] // group, visit, into)
+
+
+# --- Steps ---------------------------------------------------------------------------------------
+
+
+class Recipe(NamedTuple):
+    """All that the compiled steps depend on."""
+
+    config: WorldConfig
+    inputs: int
+    outputs: int
+    reward_only: bool
+    layout: Layout
+
+    @staticmethod
+    def of(task: Task, config: WorldConfig) -> "Recipe":
+        return Recipe(config, *member_sizes(task), task.reward_only, best_layout(config.pool))
+
+
+def _optimiser(config: WorldConfig) -> optax.GradientTransformation:
+    return optax.adamw(config.learning_rate, weight_decay=config.weight_decay)
+
+
+def member_keys(pool: int, seed: int) -> Key[Array, " pool"]:
+    """A key for each member, which depends on its place in the pool but not on the pool."""
+    root = jax.random.key(seed)
+    return jax.vmap(lambda place: jax.random.fold_in(root, place))(jnp.arange(pool))
+
+
+@functools.partial(jax.jit, static_argnames=("recipe",))
+def initialise(keys: Key[Array, " pool"], recipe: Recipe) -> tuple[Learner, Snapshots]:
+    """A fresh pool."""
+
+    def member(key: Key[Array, ""]) -> Member:
+        return Member(recipe.inputs, recipe.outputs, recipe.config, key=key)
+
+    members = jax.vmap(member)(keys)
+    learner = Learner(members, jax.vmap(_optimiser(recipe.config).init)(members))
+    return learner, Snapshots(members, jnp.full(len(keys), jnp.inf))
+
+
+@jax.jit
+def epoch_shuffles(
+    keys: Key[Array, " pool"], epoch: Int[Array, ""], chunk: Int[Array, ""]
+) -> UInt32[Array, "pool rounds"]:
+    """Every member's shuffle of a chunk in an epoch."""
+
+    def shuffle(key: Key[Array, ""]) -> UInt32[Array, " rounds"]:
+        return shuffle_keys(jax.random.fold_in(jax.random.fold_in(key, epoch), chunk))
+
+    return jax.vmap(shuffle)(keys)
+
+
+def errors(member: Member, batch: Batch) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
+    """Squared error and negative log-likelihood of each row, both means over dimensions."""
+    mean, log_sigma = member(batch.inputs)
+    error = batch.targets - mean
+    likelihood = 0.5 * (error * jnp.exp(-log_sigma)) ** 2 + log_sigma + 0.5 * math.log(2 * math.pi)
+    return (error**2).mean(axis=-1), likelihood.mean(axis=-1)
+
+
+def loss(member: Member, batch: Batch) -> Float[Array, ""]:
+    """Gaussian negative log-likelihood, mean over the rows that count and over dimensions."""
+    _, likelihood = errors(member, batch)
+    return jnp.sum(jnp.where(batch.counts, likelihood, 0)) / jnp.sum(batch.counts)
+
+
+def train(
+    learner: Learner,
+    shuffles: UInt32[Array, "pool rounds"],
+    share: Share,
+    scaler: Scaler,
+    recipe: Recipe,
+) -> Learner:
+    """Each member's gradient steps on its own shuffle of a share; uses up `learner`."""
+    data, _, *span = share
+    return trainer(recipe)(learner, shuffles, (data, *span, scaler))
+
+
+@functools.cache
+def trainer(recipe: Recipe) -> Callable[..., Learner]:
+    """The compiled function behind `train`."""
+    config, layout = recipe.config, recipe.layout
+    optimiser = _optimiser(config)
+
+    def steps(
+        learner: Learner, shuffles: UInt32[Array, "pool rounds"], shared: tuple[Any, ...]
+    ) -> Learner:
+        data, count, first, last, scaler = shared
+
+        def step(
+            learner: Learner, keys: UInt32[Array, " rounds"], number: Int[Array, ""]
+        ) -> Learner:
+            position = number * config.batch + jnp.arange(config.batch)
+            counts = position < count
+            index = shuffled(jnp.where(counts, position, 0), count, keys)
+            batch = gather(data, index, counts, scaler, recipe.reward_only)
+            gradient = jax.grad(loss)(learner.members, batch)
+            update, state = optimiser.update(gradient, learner.optimiser, learner.members)
+            return Learner(optax.apply_updates(learner.members, update), state)
+
+        def group_steps(learner: Learner, keys: UInt32[Array, "group rounds"]) -> Learner:
+            side_by_side = jax.vmap(step, in_axes=(0, 0, None))
+            return jax.lax.fori_loop(
+                first, last, lambda number, learner: side_by_side(learner, keys, number), learner
+            )
+
+        return _in_groups(layout.group, group_steps, learner, shuffles)
+
+    def on_device(members: tuple[Learner, Any], shared: tuple[Any, ...]) -> Learner:
+        return steps(*members, shared)
+
+    def everywhere(
+        learner: Learner, shuffles: UInt32[Array, "pool rounds"], shared: tuple[Any, ...]
+    ) -> Learner:
+        return _on_devices(on_device, layout)((learner, shuffles), shared)
+
+    options = dict(layout.compiler_options)
+    return jax.jit(everywhere, donate_argnums=0, compiler_options=options)
+
+
+_VALIDATION_BLOCK = 1024  # transitions that a member predicts at once
+
+
+@functools.partial(jax.jit, static_argnames=("recipe",))
+def validate(
+    members: Member, data: Transitions, scaler: Scaler, recipe: Recipe
+) -> Float[Array, " pool"]:
+    """Every member's validation score: MSE or negative log-likelihood, lower is better."""
+    count = data.row.shape[0]
+
+    def on_device(members: Member, shared: tuple[Transitions, Scaler]) -> Float[Array, " members"]:
+        data, scaler = shared
+
+        def score(member: Member) -> Float[Array, ""]:
+            def block(number: Int[Array, ""], total: Float[Array, ""]) -> Float[Array, ""]:
+                position = number * _VALIDATION_BLOCK + jnp.arange(_VALIDATION_BLOCK)
+                counts = position < count
+                index = jnp.where(counts, position, 0)
+                batch = gather(data, index, counts, scaler, recipe.reward_only)
+                squared, likelihood = errors(member, batch)
+                chosen = squared if recipe.config.selection == "mse" else likelihood
+                return total + jnp.sum(jnp.where(counts, chosen, 0))
+
+            blocks = math.ceil(count / _VALIDATION_BLOCK)
+            return jax.lax.fori_loop(0, blocks, block, jnp.zeros(())) / count
+
+        scores = jnp.zeros(members.head.bias.shape[0])
+        return _in_groups(
+            recipe.layout.group, lambda _, group: jax.vmap(score)(group), scores, members
+        )
+
+    return _on_devices(on_device, recipe.layout)(members, (data, scaler))
+
+
+@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("best",))
+def keep_best(
+    best: Snapshots, members: Member, score: Float[Array, " pool"], config: WorldConfig
+) -> tuple[Snapshots, Bool[Array, " pool"]]:
+    """Renew the snapshots of the members that improved by enough, and say which did."""
+    unit = jnp.abs(best.score) if config.improvement_kind == "relative" else 1.0
+    enough = best.score - score > config.improvement * unit
+    improved = jnp.isfinite(score) & (jnp.isinf(best.score) | enough)
+
+    def renew(old: Array, new: Array) -> Array:
+        return jnp.where(improved.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(renew, best, Snapshots(members, score)), improved
+
+
+def select(scores: Float[np.ndarray, " pool"], members: int) -> Int[np.ndarray, " members"]:
+    """The members of the pool to keep, best first."""
+    usable = int(np.isfinite(scores).sum())
+    if usable < members:
+        raise WorldError(
+            f"only {usable} of {len(scores)} members have a finite validation score, and "
+            f"{members} are to be kept: lower the learning rate, or check the data's range"
+        )
+    return np.argsort(scores, kind="stable")[:members]

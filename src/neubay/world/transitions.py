@@ -1,0 +1,169 @@
+"""What members learn from: transitions on the device, their scaler, split and epochs."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from neubay.config import WorldConfig
+from neubay.data.dataset import Dataset
+from neubay.tape import Tape
+from neubay.world.model import Scaler
+
+RESIDENT_BYTES = 2 << 30
+"""A tape beyond this size is streamed to the device in chunks instead of being held there."""
+CHUNK = 1 << 18
+"""Transitions on the device at once when they are streamed."""
+BLOCK = 1 << 8
+"""Consecutive transitions that stay together when an epoch is cut into chunks."""
+
+
+class Transitions(NamedTuple):
+    """Transitions (s, a, r, s') as an index of rows: s' is the state of the row after."""
+
+    state: Float[Array, "rows s"]
+    action: Float[Array, "rows a"]
+    reward: Float[Array, " rows"]
+    row: Int[Array, " n"]
+
+    @staticmethod
+    def view(tape: Tape, rows: Int[np.ndarray, " n"]) -> "Transitions":
+        """The whole tape on the device, and an index."""
+        fields = (tape.state, tape.action, tape.reward, rows.astype(np.int32))
+        return Transitions(*map(jnp.asarray, fields))
+
+    @staticmethod
+    def copy(dataset: Dataset, rows: Int[np.ndarray, " n"]) -> "Transitions":
+        """The wanted rows alone, each followed by its successor."""
+        pairs = dataset.take(np.stack([rows, rows + 1], axis=1).ravel())
+        return Transitions.view(pairs, np.arange(0, 2 * len(rows), 2))
+
+
+class Batch(NamedTuple):
+    """Standardised inputs (s, a) and targets (s' - s, r), and which rows count."""
+
+    inputs: Float[Array, "b inputs"]
+    targets: Float[Array, "b d"]
+    counts: Bool[Array, " b"]
+
+
+def gather(
+    data: Transitions,
+    index: Int[Array, " b"],
+    counts: Bool[Array, " b"],
+    scaler: Scaler,
+    reward_only: bool,
+) -> Batch:
+    """The transitions at `index`, standardised."""
+    row = data.row[index]
+    state, action = data.state[row], data.action[row]
+    targets = ((data.reward[row] - scaler.reward_mean) / scaler.reward_std)[:, None]
+    if not reward_only:
+        delta = (data.state[row + 1] - state) / scaler.state_std
+        targets = jnp.concatenate([delta, targets], axis=-1)
+    return Batch(scaler.inputs(state, action), targets, counts)
+
+
+def fit_scaler(dataset: Dataset) -> Scaler:
+    """Means and stds of the transitions' states (each once), actions and rewards."""
+    rows = dataset.world_rows
+    states = _moments(lambda piece: dataset.take(piece).state, np.union1d(rows, rows + 1))
+    actions = _moments(lambda piece: dataset.take(piece).action, rows)
+    rewards = _moments(lambda piece: dataset.take(piece).reward, rows)
+    moments = (*states, *actions, *rewards)
+    return Scaler(*(jnp.asarray(moment, jnp.float32) for moment in moments))
+
+
+def _moments(
+    take: Callable[[np.ndarray], np.ndarray | Array], rows: Int[np.ndarray, " n"]
+) -> tuple[Float[np.ndarray, "*d"], Float[np.ndarray, "*d"]]:
+    """Mean and std of `take(rows)` in float64, piece by piece; a std of about zero becomes one.
+
+    Differences to the first row are summed, so that a constant has a std of exactly zero.
+    """
+    origin = np.asarray(take(rows[:1])[0], np.float64)
+    total, squares = np.zeros_like(origin), np.zeros_like(origin)
+    for piece in np.array_split(rows, math.ceil(len(rows) / CHUNK)):
+        shifted = np.asarray(take(piece)) - origin
+        total += shifted.sum(axis=0)
+        squares += (shifted**2).sum(axis=0)
+    mean = total / len(rows)
+    std = np.sqrt(np.maximum(squares / len(rows) - mean**2, 0.0))
+    return np.asarray(origin + mean), np.where(std < 1e-12, 1.0, std)
+
+
+def split_rows(
+    rows: Int[np.ndarray, " n"], config: WorldConfig, seed: int
+) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " validation"]]:
+    """Training and validation rows: a split fixed by the seed."""
+    held_out = max(int(config.validation_fraction * len(rows)), 1)
+    held_out = min(held_out, config.validation_max or held_out)
+    chosen = np.zeros(len(rows), bool)
+    chosen[np.random.default_rng(seed).choice(len(rows), held_out, replace=False)] = True
+    return rows[~chosen], rows[chosen]
+
+
+class Share(NamedTuple):
+    """What one call does of an epoch: batches first .. last - 1 of a chunk of transitions."""
+
+    data: Transitions
+    chunk: int
+    transitions: int  # of the chunk
+    first: int
+    last: int
+
+
+class Epochs:
+    """The training transitions, epoch by epoch, in shares for one call each.
+
+    A tape that fits lies on the device as one chunk. A larger one is cut anew for every epoch into
+    chunks of random blocks, the same for all members, and each member shuffles within them.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        rows: Int[np.ndarray, " n"],
+        *,
+        batch: int,
+        batches_per_call: int,
+        seed: int,
+    ):
+        self._dataset, self._rows, self._seed = dataset, rows, seed
+        tape = dataset.tape
+        size = tape.state.nbytes + tape.action.nbytes + tape.reward.nbytes
+        self._resident = Transitions.view(tape, rows) if size <= RESIDENT_BYTES else None
+        self._chunk = len(rows) if self._resident else min(CHUNK, len(rows))
+        self._plan: list[tuple[int, int, int, int]] = []  # the shares without their data
+        for chunk in range(math.ceil(len(rows) / self._chunk)):
+            count = min(self._chunk, len(rows) - chunk * self._chunk)
+            batches = math.ceil(count / batch)
+            for first in range(0, batches, batches_per_call):
+                self._plan.append((chunk, count, first, min(first + batches_per_call, batches)))
+
+    def __len__(self) -> int:
+        """Shares of an epoch."""
+        return len(self._plan)
+
+    def shares(self, epoch: int, done: int) -> Iterator[Share]:
+        """The shares of an epoch in order, but the first `done` of them."""
+        loaded, data = None, self._resident
+        for chunk, *span in self._plan[done:]:
+            if self._resident is None and loaded != chunk:
+                loaded, data = chunk, self._load(epoch, chunk)
+            assert data is not None
+            yield Share(data, chunk, *span)
+
+    def _load(self, epoch: int, chunk: int) -> Transitions:
+        """A chunk of random blocks of transitions; all chunks have one size."""
+        blocks = math.ceil(len(self._rows) / BLOCK)
+        order = np.random.default_rng([self._seed, epoch]).permutation(blocks)
+        position = (order[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        position = position[position < len(self._rows)]
+        position = position[chunk * self._chunk : (chunk + 1) * self._chunk]
+        # The last chunk is filled up with a row that is beyond its count.
+        position = np.pad(position, (0, self._chunk - len(position)), mode="edge")
+        return Transitions.copy(self._dataset, self._rows[position])

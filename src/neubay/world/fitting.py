@@ -58,6 +58,11 @@ class Progress:
     history: list[EpochRecord]  # an entry for each completed epoch
     waited: int  # epochs since a member improved
 
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return len(self.history)
+
 
 Report = Callable[[Progress], None]
 
@@ -153,9 +158,8 @@ class State:
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]
     ) -> None:
         finite = score[np.isfinite(score)]
-        best, median = (
-            (float(finite.min()), float(np.median(finite))) if len(finite) else 2 * [None]
-        )
+        best = float(finite.min()) if len(finite) else None
+        median = float(np.median(finite)) if len(finite) else None
         self.history.append(EpochRecord(best, median, int(improved.sum())))
         self.shares = 0
         self.waited = 0 if improved.any() else self.waited + 1

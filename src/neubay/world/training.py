@@ -80,10 +80,11 @@ def best_layout(pool: int) -> Layout:
     if jax.default_backend() != "cpu":
         return Layout(mesh, share, ())
     group = max(n for n in range(1, min(4, share) + 1) if share % n == 0)
-    # Products of these sizes are faster in Eigen than in the newer kernels.
-    return Layout(
-        mesh, group, (("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_REDUCE"),)
-    )
+    return Layout(mesh, group, _CPU_OPTIONS)
+
+
+# Eigen shares a product among the cores, which the newer kernels do not.
+_CPU_OPTIONS = (("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_REDUCE"),)
 
 
 def _on_devices(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:

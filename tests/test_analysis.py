@@ -23,6 +23,8 @@ from neubay.config import WorldConfig
 from neubay.data import Dataset, load
 from neubay.errors import DatasetError, NeubayError, WorldError
 from neubay.report import figures, world_figures, world_tables
+from neubay.world.model import soft_clamp
+from neubay.world.transitions import fit_scaler
 
 SLOPE = 0.01  # of the leaky ReLU
 
@@ -73,7 +75,7 @@ def linear_world(
 
 def _before_soft_clamp(log_sigma: float) -> float:
     candidates = jnp.linspace(-12, 8, 400_001)
-    clamped = world.soft_clamp(candidates[:, None])[:, 0]
+    clamped = soft_clamp(candidates[:, None])[:, 0]
     return float(candidates[jnp.argmin(jnp.abs(clamped - log_sigma))])
 
 
@@ -100,7 +102,7 @@ def untrained(dataset: Dataset, *, layer_norm: bool) -> world.FittedWorld:
     config = WorldConfig(width=8, depth=2, pool=2, members=2, layer_norm=layer_norm)
     keys = jax.random.split(jax.random.key(0), 2)
     members = eqx.filter_jit(jax.vmap(lambda key: world.Member(4, 3, config, key=key)))(keys)
-    of = world.World(members, world.fit_scaler(dataset), False, "disagreement")
+    of = world.World(members, fit_scaler(dataset), False, "disagreement")
     return fitted(of, dataset, layer_norm=layer_norm, width=8, depth=2)
 
 
@@ -391,6 +393,8 @@ def test_the_spread_of_uncertainty_is_its_quantiles_in_units_of_the_mean() -> No
     assert spread.normalised[-1] == pytest.approx(values.max())
     assert spread.quantile(0.5) == pytest.approx(np.median(values), rel=0.02)
     assert (np.diff(spread.normalised) >= 0).all()
+    written = np.array(spread.record()["probability"])  # still apart from 1, for the logit axis
+    np.testing.assert_allclose(np.log(written / (1 - written)), np.linspace(-7.6, 7.6, 200), 1e-3)
     far = random_walk([100], drift=5.0, seed=1, name="far")
     elsewhere = analysis.uncertainty_spread("w", of, far)
     assert not elsewhere.own

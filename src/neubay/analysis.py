@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.8g}") if math.isfinite(value) else None  # 0.9999999 is not 1
     return value
 
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +38,28 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 def tensorboard(directory: Path) -> Tracker:
-    """Scalars for TensorBoard, through tensorboardX."""
-    writer = _needs("tensorboardX", "TensorBoard").SummaryWriter(str(directory))
+    """Scalars for TensorBoard, through tensorboardX; the files begin with the first row."""
+    package = _needs("tensorboardX", "TensorBoard")
+    writer = cache(lambda: package.SummaryWriter(str(directory)))
 
     def track(row: Row) -> None:
         for name, value in scalars(row):
-            writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
-        writer.flush()
+            writer().add_scalar(f"{row['kind']}/{name}", value, row["step"])
+        writer().flush()
 
     return track
 
 
 def wandb(project: str, name: str, config: dict[str, Any], directory: Path) -> Tracker:
     """Scalars for Weights & Biases; `WANDB_MODE=offline` keeps them local."""
-    run = _needs("wandb", "Weights & Biases").init(
-        project=project, name=name, config=config, dir=str(directory)
+    package = _needs("wandb", "Weights & Biases")
+    run = cache(
+        lambda: package.init(project=project, name=name, config=config, dir=str(directory))
     )
 
     def track(row: Row) -> None:
         values = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
-        run.log(values | {"step": row["step"]})
+        run().log(values | {"step": row["step"]})
 
     return track
 

@@ -2,14 +2,22 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
+from neubay.config import WorldConfig
 from neubay.tracking import Row, Tracker
 
 
@@ -99,3 +107,43 @@ def _plain(console: Console) -> Tracker:
 def _headline(row: Row) -> str:
     names = {"q_data": "Q on data", "critic_loss": "critic loss", "horizon_p50": "median horizon"}
     return ", ".join(f"{name} {row[key]:.3g}" for key, name in names.items() if key in row)
+
+
+@contextlib.contextmanager
+def world_progress(console: Console, config: WorldConfig) -> Iterator[Callable[[Any], None]]:
+    """Show how the training of a world goes: epoch, validation score, members still improving."""
+    bar = Progress(
+        TextColumn("world"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = bar.add_task("", total=config.max_epochs)
+    printed = 0
+
+    def show(progress: Any) -> None:
+        nonlocal printed
+        if progress.stage == "uncertainty":
+            bar.update(task, description=f"uncertainty over the data {progress.share:.0%}")
+            return
+        text = f"epoch {progress.epoch + 1}"
+        if progress.history:
+            last = progress.history[-1]
+            score = config.selection.upper()
+            median = "not finite" if last.median is None else f"{last.median:.4g}"
+            text += f", validation {score} {median} (median), {last.improved} members improved"
+            if progress.epoch:
+                pace = progress.seconds / (progress.epoch + progress.share)
+                if config.max_epochs is not None:
+                    left = pace * (config.max_epochs - progress.epoch - progress.share)
+                    text += f", at most {left:.0f} s left"
+        bar.update(task, completed=progress.epoch + progress.share, description=text)
+        if not console.is_terminal and progress.epoch >= printed + 10:
+            printed = progress.epoch
+            console.print(f"world: {text}")
+
+    with bar:
+        yield show

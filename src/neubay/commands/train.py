@@ -74,7 +74,7 @@ def train(arguments: list[str]) -> int:
         "preset": preset,
         "variant": settings.variant,
     }
-    with live_display(console, display) as shown, world_progress(console) as progress:
+    with live_display(console, display) as shown, world_progress(console, config.world) as progress:
         result = experiment.run(
             dataset,
             config,

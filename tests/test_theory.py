@@ -179,7 +179,16 @@ def test_the_lead_of_the_data_has_its_exact_distribution() -> None:
     for walk in itertools.product(steps, repeat=6):
         expected[sum(walk)] = expected.get(sum(walk), 0.0) + math.prod(steps[s] for s in walk)
     lead, probability = case.leads()
-    assert dict(zip(lead.tolist(), probability, strict=True)) == pytest.approx(expected)
+    assert dict(zip(lead.tolist(), probability, strict=True)) == pytest.approx(expected, abs=1e-14)
+
+
+def test_the_lead_has_its_moments_where_there_are_too_many_data_to_enumerate() -> None:
+    case = TwoWorlds(epsilon=0.1, beta=1e-6, data_size=10**12)
+    lead, probability = case.leads()
+    mean = float(probability @ lead)
+    assert mean == pytest.approx(10**6 * 0.2, rel=1e-9)
+    variance = float(probability @ (lead - mean) ** 2)
+    assert variance == pytest.approx(10**6 * (1 - 1e-6 * 0.04), rel=1e-6)
 
 
 @settings(max_examples=40, deadline=None)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 
 from neubay.errors import ConfigError
 
@@ -131,7 +130,7 @@ def robust_optimal(belief: Belief, horizon: int) -> tuple[Plan, float]:
 class Mismatch(NamedTuple):
     """How far each world is from the true one, where a policy goes and where the data is."""
 
-    visited: Float[np.ndarray, " worlds"]
+    visited: Float[np.ndarray, "*batch worlds"]
     """E over the policy's occupancy in that world of TV(m, m*)^2."""
     recorded: Float[np.ndarray, " worlds"]
     """E over the data's distribution of TV(m, m*)^2."""
@@ -141,31 +140,33 @@ class Mismatch(NamedTuple):
         cls,
         means: Float[np.ndarray, "worlds arms"],
         truth: Float[np.ndarray, " arms"],
-        occupancy: Float[np.ndarray, "worlds arms"],
+        occupancy: Float[np.ndarray, "*batch worlds arms"],
         behaviour: Float[np.ndarray, " arms"],
     ) -> "Mismatch":
         """For Bernoulli bandits, whose total variation is the difference of their means."""
         squared = (means - truth) ** 2
-        return cls((squared * occupancy).sum(axis=1), squared @ behaviour)
+        return cls((squared * occupancy).sum(axis=-1), squared @ behaviour)
 
 
-def robust_coverage(mismatch: Mismatch) -> float:
-    """C(pi) = sup over worlds of visited / recorded; infinite where the data shows no mismatch
-    that the policy meets. A world that the policy cannot tell from the true one counts 0."""
-    visited, recorded = mismatch
-    met = visited > 0
-    if not met.any():
-        return 0.0
-    with np.errstate(divide="ignore"):
-        return float((visited[met] / recorded[met]).max())
+def robust_coverage(mismatch: Mismatch) -> Float[np.ndarray, "*batch"]:
+    """C(pi) = sup over worlds of visited / recorded."""
+    return np.asarray(_ratio(mismatch.visited, mismatch.recorded).max(axis=-1))
 
 
-def bayesian_coverage(mismatch: Mismatch, posterior: Float[np.ndarray, " worlds"]) -> float:
+def bayesian_coverage(
+    mismatch: Mismatch, posterior: Float[np.ndarray, "*batch worlds"]
+) -> Float[np.ndarray, "*batch"]:
     """C_Bayes(pi): the same ratio of the posterior's averages."""
-    visited, recorded = posterior @ mismatch.visited, posterior @ mismatch.recorded
-    if visited == 0:
-        return 0.0
-    return float(visited / recorded) if recorded > 0 else math.inf
+    visited = np.asarray((posterior * mismatch.visited).sum(axis=-1))
+    return _ratio(visited, np.asarray(posterior @ mismatch.recorded))
+
+
+def _ratio(
+    visited: Float[np.ndarray, "*shape"], recorded: Float[np.ndarray, "*#shape"]
+) -> Float[np.ndarray, "*shape"]:
+    """Zero where the policy meets no mismatch, infinite where it meets one that the data hides."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(visited == 0, 0.0, visited / recorded)
 
 
 # --- Two worlds ----------------------------------------------------------------------------------
@@ -230,17 +231,26 @@ class TwoWorlds:
         return np.stack([1 / (1 + odds), 1 / (1 + 1 / odds)], axis=1)
 
     def leads(self) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-        """Leads of successes over failures that data of m_1 may show, and their probabilities."""
+        """Leads of successes over failures that data of m_1 may show, and their probabilities.
+
+        A pull adds 1, -1 or, being of the other arm, 0. The distribution of the sum is the inverse
+        Fourier transform of the |D|-th power of one pull's.
+        """
         win, lose = self.beta * (0.5 + self.epsilon), self.beta * (0.5 - self.epsilon)
-        wins = _likely(self.data_size, win)
-        losses = _likely(self.data_size, lose)
-        joint = stats.binom.pmf(wins, self.data_size, win)[:, None] * stats.binom.pmf(
-            losses, self.data_size - wins[:, None], min(lose / (1 - win), 1.0)
-        )
-        lead = wins[:, None] - losses
-        lowest = int(lead.min())
-        probability = np.bincount((lead - lowest).ravel(), weights=joint.ravel())
-        return lowest + np.arange(len(probability)), probability / probability.sum()
+        mean = self.data_size * (win - lose)
+        spread = math.sqrt(self.data_size * (win + lose - (win - lose) ** 2))
+        count = 2 ** math.ceil(math.log2(20 * spread + 40))  # beyond, nothing is left to wrap round
+        lead = round(mean) - count // 2 + np.arange(count)
+        wave = 2 * math.pi * np.fft.fftfreq(count)
+        # One pull's transform is 1 + a + ib, written so that a rare arm costs no digits.
+        a, b = -2 * self.beta * np.sin(wave / 2) ** 2, (win - lose) * np.sin(wave)
+        with np.errstate(divide="ignore"):  # it may be zero
+            log_size = 0.5 * np.log1p(np.maximum(2 * a + a**2 + b**2, -1.0))
+        phase = self.data_size * np.arctan2(b, 1 + a) - wave * lead[0]
+        total = np.exp(self.data_size * log_size) * np.exp(1j * phase)
+        probability = np.maximum(np.fft.fft(total).real / count, 0.0)
+        possible = (np.abs(lead) <= self.data_size) & (probability > 1e-17)
+        return lead[possible], probability[possible] / probability[possible].sum()
 
     def theorem(self) -> "Theorem":
         """Every quantity of the theorem, over the draw of the data where it depends on it."""
@@ -248,36 +258,22 @@ class TwoWorlds:
         means = np.array([[0.5, 0.5 - self.epsilon], [0.5, 0.5 + self.epsilon]])
         behaviour = np.array([1 - self.beta, self.beta])
 
-        def mismatch(uncertain: Float[np.ndarray, " worlds"]) -> Mismatch:
-            occupancy = np.stack([1 - uncertain, uncertain], axis=1)
+        def mismatch(uncertain: Float[np.ndarray, "*batch worlds"]) -> Mismatch:
+            occupancy = np.stack([1 - uncertain, uncertain], axis=-1)
             return Mismatch.of_bandits(means, means[1], occupancy, behaviour)
 
-        never, always = mismatch(np.zeros(2)), mismatch(np.ones(2))
-        posteriors = self.posterior(lead)
-        bayes_policy = np.stack([self.occupancy(lead, -1), self.occupancy(lead, 1)], axis=1)
-        ideal = np.array([bayesian_coverage(always, posterior) for posterior in posteriors])
-        bayes = np.array(
-            [
-                bayesian_coverage(mismatch(uncertain), posterior)
-                for uncertain, posterior in zip(bayes_policy, posteriors, strict=True)
-            ]
-        )
+        posterior = self.posterior(lead)
+        chosen = np.stack([self.occupancy(lead, -1), self.occupancy(lead, 1)], axis=-1)
         return Theorem(
             worlds=self,
             lead=lead,
             probability=probability,
             robust_gap=self.epsilon / (1 - self.gamma),
-            bayes_gap=self.epsilon / (1 - self.gamma) * (1 - bayes_policy[:, 1]),
-            robust_coverage=robust_coverage(never),
-            ideal_coverage=ideal,
-            bayes_coverage=bayes,
+            bayes_gap=self.epsilon / (1 - self.gamma) * (1 - chosen[:, 1]),
+            robust_coverage=float(robust_coverage(mismatch(np.zeros(2)))),
+            ideal_coverage=bayesian_coverage(mismatch(np.ones_like(chosen)), posterior),
+            bayes_coverage=bayesian_coverage(mismatch(chosen), posterior),
         )
-
-
-def _likely(count: int, probability: float) -> Int[np.ndarray, " k"]:
-    """Every outcome of a binomial but tails of weight 1e-16."""
-    low, high = (int(stats.binom.ppf(q, count, probability)) for q in (1e-16, 1 - 1e-16))
-    return np.arange(low, high + 1)
 
 
 @dataclass(frozen=True, eq=False)

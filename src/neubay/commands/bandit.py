@@ -1,0 +1,241 @@
+"""`neubay bandit`: the paper's Section 3, data to figures, and its theorem in numbers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from neubay.config import Preset
+
+if TYPE_CHECKING:
+    from neubay.tracking import Row
+
+# Imports of ours happen inside the commands: `--help` answers at once.
+
+Switch = tyro.conf.FlagCreatePairsOff[bool]
+Directories = Annotated[
+    tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SUMMARY.json ...")
+]
+
+
+def bandit(
+    *,
+    preset: Preset | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    penalties: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03),
+    encoder_lr: float | None = None,
+    theory: Switch = False,
+    epsilon: float = 0.1,
+    beta: float = 0.01,
+    data_size: int = 1000,
+    gamma: float = 0.99,
+) -> None:
+    """The two-armed bandit of the paper's Section 3.
+
+    The data shows arm 0 only. A reward ensemble is fitted to it, an agent is trained in it per
+    penalty, and each is played in bandits where arm 1 pays with probability 0.01 to 0.99, beside
+    the exact optimum. Writes summary.json, ensemble.png, returns.png, adaptation.png and the runs.
+
+    With --theory nothing is trained: both sides of the paper's theorem are computed for the two
+    worlds of its proof, one arm paying 1/2 and the other 1/2 - epsilon or 1/2 + epsilon.
+
+    Args:
+        preset: Published sizes, or sizes for two cores; by default cpu unless there is an
+            accelerator.
+        seed: Decides data, ensemble and agents.
+        out: Directory to write to; runs/bandit-PRESET-seedS if not given.
+        penalties: Values of lambda; 0 is the Bayesian agent.
+        encoder_lr: Another learning rate of the recurrent encoder than the preset's.
+        theory: Compute the theorem instead.
+        epsilon: Theory: by how much the uncertain arm differs from 1/2.
+        beta: Theory: share of the data's pulls that are of the uncertain arm.
+        data_size: Theory: |D|, the number of pulls in the data.
+        gamma: Theory: the discount factor.
+    """
+    console = Console(highlight=False)
+    if theory:
+        _theory(console, epsilon, beta, data_size, gamma, out)
+        return
+    from neubay import bandit as section_3
+    from neubay.commands.options import default_preset
+
+    chosen = preset or default_preset()
+    directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
+    summary = section_3.run(
+        chosen,
+        seed,
+        directory,
+        penalties=penalties,
+        overrides={} if encoder_lr is None else {"agent": {"encoder_lr": encoder_lr}},
+        report=lambda text: console.print(f"[bold]{text}[/]"),
+        track=_progress(console),
+    )
+    _write_report([summary], directory, "png")
+    _show(console, summary, directory)
+
+
+def report(
+    summaries: Directories,
+    *,
+    out: Path = Path("bandit-report"),
+    figures: Literal["png", "svg", "pdf"] = "png",
+) -> None:
+    """Figures and tables over several runs of `neubay bandit` that differ in their seeds.
+
+    Args:
+        summaries: The summary.json of each run.
+        out: Directory to write ensemble, returns, adaptation and tables.md to.
+        figures: Format of the figures.
+    """
+    from neubay.errors import NeubayError
+    from neubay.runs import read_json
+
+    if not summaries:
+        raise NeubayError("nothing to report: name the summary.json of one run or more")
+    records = sorted((read_json(path) for path in summaries), key=lambda one: one.get("seed", 0))
+    _write_report(records, out, figures)
+    Console(highlight=False).print(f"{out}/: ensemble, returns, adaptation as {figures}, tables.md")
+
+
+def _write_report(summaries: Sequence[dict[str, Any]], directory: Path, suffix: str) -> None:
+    from neubay.data.files import written_whole
+    from neubay.report import bandit_figures, bandit_tables, figures
+
+    for name, draw in (
+        ("ensemble", bandit_figures.ensemble_figure),
+        ("returns", bandit_figures.returns_figure),
+        ("adaptation", bandit_figures.adaptation_figure),
+    ):
+        figures.save(draw(summaries), directory / f"{name}.{suffix}")
+    with written_whole(directory / "tables.md", overwrite=True) as draft:
+        draft.write_text(bandit_tables.tables(summaries), encoding="utf-8")
+
+
+def _progress(console: Console) -> Any:
+    def track(row: "Row") -> None:
+        if row["kind"] == "evaluation":
+            mean = row["return_mean"] / row["length_mean"]
+            console.print(f"  step {row['step']:,}: return per pull {mean:.3f} over all bandits")
+
+    return track
+
+
+def _show(console: Console, summary: Mapping[str, Any], directory: Path) -> None:
+    uncertainty = summary["uncertainty"]
+    console.print(
+        f"\nuncertainty: {uncertainty['0']:.4f} on arm 0, {uncertainty['1']:.4f} on arm 1, "
+        f"{summary['uncertainty_ratio']:.1f} times as much"
+    )
+    table = Table("lambda", *(f"p1 = {p1:g}" for p1 in summary["test_p1"]), "posterior")
+    for name, agent in summary["agents"].items():
+        cells = [*agent["bandits"].values(), agent["posterior"]]
+        table.add_row(
+            name, *(f"{c['mean_return']:.3f} [dim]{c['optimal_return']:.3f}[/]" for c in cells)
+        )
+    console.print(table)
+    console.print(
+        f"return per pull, and in grey the exact optimum of that lambda; "
+        f"{summary['episodes']} episodes per bandit, {summary['seconds']:.0f} s in all\n"
+        f"{directory}/: summary.json, ensemble.png, returns.png, adaptation.png, tables.md"
+    )
+
+
+def _theory(
+    console: Console, epsilon: float, beta: float, data_size: int, gamma: float, out: Path | None
+) -> None:
+    from neubay.data.files import written_whole
+    from neubay.theory import TwoWorlds
+
+    record = TwoWorlds(epsilon, beta, data_size, gamma).theorem().record()
+    table = Table.grid(padding=(0, 3))
+    for label, value in _statements(record):
+        table.add_row(label, value)
+    console.print(table)
+    if out is not None:
+        with written_whole(out / "theory.json", overwrite=True) as draft:
+            draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        console.print(f"{out / 'theory.json'}")
+
+
+def _statements(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The theorem, line by line; what depends on the data as its expectation over it."""
+    r = record
+
+    def verdict(name: str) -> str:
+        return f"holds with probability {r[f'{name}_holds']:.4g} over the data"
+
+    def positive(name: str) -> str:
+        return f"positive with probability {r[f'{name}_is_positive']:.4g}"
+
+    return [
+        (
+            "worlds",
+            f"one arm pays 1/2, the other {0.5 - r['epsilon']:g} (m_-1) or "
+            f"{0.5 + r['epsilon']:g} (m_1, the truth); gamma = {r['gamma']:g}",
+        ),
+        (
+            "data",
+            f"|D| = {r['data_size']:,}, {r['beta']:.3g} of it on the uncertain arm; "
+            f"P_D(m_1) = {r['posterior_of_truth']:.3f} on average",
+        ),
+        ("[bold]policies[/]", ""),
+        ("  robust-optimal", f"never the uncertain arm; misses {r['robust_gap']:.4g} in m_1"),
+        (
+            "  Bayes-optimal",
+            "the uncertain arm while its successes less failures are at least "
+            f"{r['threshold']}; misses {r['bayes_gap']:.4g} in m_1",
+        ),
+        (
+            "  Delta",
+            f"{r['advantage']:.4g}, the advantage of the Bayes-optimal one "
+            f"(above zero with probability {r['advantage_is_positive']:.4g})",
+        ),
+        ("[bold]coverage[/]", ""),
+        ("  C(robust-optimal)", f"{r['robust_coverage']:.4g}"),
+        (
+            "  C_Bayes(ideal), C_Bayes(Bayes-optimal)",
+            f"{r['ideal_coverage']:.4g}, {r['bayes_coverage']:.4g}",
+        ),
+        ("[bold]the theorem[/]", f"with delta_0 = {r['delta']:g}"),
+        (
+            "  Bayesian gap <= bound",
+            f"{r['bayes_gap']:.4g} <= {r['bayes_gap_bound']:.4g}: " + verdict("bayes_gap_bound"),
+        ),
+        (
+            "  robust gap > bound",
+            f"{r['robust_gap']:.4g} > {r['robust_gap_bound']:.4g}: "
+            + ("holds" if r["robust_gap"] > r["robust_gap_bound"] else "does not hold"),
+        ),
+        (
+            "  Delta > bound",
+            f"{r['advantage']:.4g} > {r['lower_bound']:.4g}: {verdict('lower_bound')}; "
+            f"the bound is {positive('lower_bound')}",
+        ),
+        ("[bold]as the proof has it[/]", "C(robust-optimal) not computed, but set by beta"),
+        ("  C(robust-optimal)", f"{r['assumed_coverage']:.4g} = (1 - gamma)^4 / (64 beta)"),
+        (
+            "  robust gap > bound",
+            f"{r['robust_gap']:.4g} > {r['robust_gap_bound_as_assumed']:.4g}: "
+            + ("holds" if r["robust_gap"] > r["robust_gap_bound_as_assumed"] else "does not hold"),
+        ),
+        (
+            "  Delta > bound",
+            f"{r['advantage']:.4g} > {r['lower_bound_as_assumed']:.4g}: "
+            f"{verdict('lower_bound_as_assumed')}; "
+            f"the bound is {positive('lower_bound_as_assumed')}",
+        ),
+        (
+            "  how hard to tell",
+            f"KL {r['divergence']:.3g} if D hides which arm was pulled (the proof's reading), "
+            f"{r['divergence_with_arms']:.3g} if it shows it",
+        ),
+        (
+            "  epsilon of the proof",
+            f"at most {r['largest_epsilon_of_proof']:.3g}, with beta below 1/32",
+        ),
+    ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from neubay.data.layout import Bound, tape_of
 from neubay.data.rows import Column, Rows, spans
-from neubay.data.store import FIELDS, fields, release
+from neubay.data.store import FIELDS, fields, gather, release
 from neubay.errors import DatasetError
 from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
 from neubay.tasks import Task, get_task
@@ -151,20 +151,18 @@ class Dataset:
     @cached_property
     def hash(self) -> str:
         """Hash of the content: equal tapes have equal hashes, whatever file they came from."""
-        digest = blake2b(digest_size=16)
+        digest = sha256()
         for name, field in zip(FIELDS, fields(self.tape), strict=True):
             digest.update(f"{name} {field.dtype.str} {field.shape}\n".encode())
             for begin, end in spans(len(field), PIECE_ROWS):
                 digest.update(np.ascontiguousarray(field[begin:end]).data)
                 release(self.tape)
-        return digest.hexdigest()
+        return digest.hexdigest()[:32]
 
     def take(self, rows: Int[np.ndarray, "*batch"]) -> Tape:
         """Any rows of the tape, copied. Unlike indexing the fields, drawing from a memory-mapped
-        tape for ever keeps no more of it in memory than one draw touches."""
-        taken = Tape(*(field[rows] for field in fields(self.tape)))
-        release(self.tape)
-        return taken
+        tape keeps no more of it in memory than what is drawn."""
+        return Tape(*(gather(getattr(self.tape, name), rows) for name in FIELDS))
 
     def pieces(self) -> Iterator[tuple[int, Tape]]:
         """The tape in pieces, each with its first row, in bounded memory."""

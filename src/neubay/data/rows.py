@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from neubay.data.findings import Finding, error
 from neubay.tasks import DiscreteActions, Task
 
-BLOCK_ROWS = 1 << 15
+BLOCK_ROWS = 1 << 14
 """Rows read at a time: a block of any usual state stays in the processor's cache."""
 
 FLAG_ROWS = 1 << 20

@@ -6,11 +6,12 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Int
 
 from neubay.data.files import CACHE_VARIABLE, cache_directory, written_whole
 from neubay.errors import DatasetError
@@ -24,6 +25,9 @@ CACHE_LAYOUT = 1
 
 FIELDS = ("state", "action", "reward", "terminated", "start", "real")
 """The fields of a tape that data has: all but the penalty of imagined rows."""
+
+STORED = FIELDS[:-1]
+"""The fields that are files in the cache; every row of a dataset is real."""
 
 
 def fields(tape: Tape) -> list[np.ndarray]:
@@ -98,7 +102,7 @@ class FolderWriter:
         self._buffer = allocate(0, *self._sizes)
         self._open_files = ExitStack()
         self._files = [
-            self._open_files.enter_context((folder / f"{name}.npy").open("wb")) for name in FIELDS
+            self._open_files.enter_context((folder / f"{name}.npy").open("wb")) for name in STORED
         ]
         self._write_headers()
 
@@ -117,12 +121,12 @@ class FolderWriter:
             self._write_headers()
 
     def _flush(self) -> None:
-        for file, array in zip(self._files, fields(self._buffer), strict=True):
+        for file, array in zip(self._files, fields(self._buffer), strict=False):
             file.write(array.data)
 
     def _write_headers(self) -> None:
         # NumPy leaves room in a header for the rows to grow: its length is always the same.
-        for file, array in zip(self._files, fields(self._buffer), strict=True):
+        for file, array in zip(self._files, fields(self._buffer), strict=False):
             file.seek(0)
             _write_header(file, array.dtype, (self.rows, *array.shape[1:]))
 
@@ -164,7 +168,7 @@ def _mapped_tape(
 ) -> Tape:
     """A memory-mapped tape from the cache, built first where it is not there."""
     text = json.dumps([CACHE_LAYOUT, origin], sort_keys=True)
-    folder = cache_directory() / "tapes" / blake2b(text.encode(), digest_size=16).hexdigest()
+    folder = cache_directory() / "tapes" / sha256(text.encode()).hexdigest()[:32]
     tape = _open(folder, sizes)
     if tape is None:
         _check_room(folder.parent, size)
@@ -183,15 +187,21 @@ def _open(folder: Path, sizes: tuple[int, int]) -> Tape | None:
     """The tape in a folder of the cache; none if it is absent or damaged."""
     try:
         # Never unpickles: a memory map can only be of plain values.
-        arrays = [np.lib.format.open_memmap(folder / f"{name}.npy", mode="r") for name in FIELDS]
+        arrays = [np.lib.format.open_memmap(folder / f"{name}.npy", mode="r") for name in STORED]
     except (OSError, ValueError, EOFError):
         return None
     sound = all(
         len(array) == len(arrays[0])
         and (array.shape[1:], array.dtype) == (wanted.shape[1:], wanted.dtype)
-        for array, wanted in zip(arrays, fields(allocate(0, *sizes)), strict=True)
+        for array, wanted in zip(arrays, fields(allocate(0, *sizes)), strict=False)
     )
-    return Tape(*arrays) if sound else None
+    if not sound:
+        return None
+    state, action, reward, *flags = arrays
+    terminated, start = (np.array(flag) for flag in flags)  # small, and always needed whole
+    real = np.broadcast_to(np.True_, start.shape)
+    terminated.flags.writeable = start.flags.writeable = False
+    return Tape(state, action, reward, terminated, start, real)
 
 
 def _check_room(folder: Path, size: int) -> None:
@@ -212,6 +222,31 @@ def _check_room(folder: Path, size: int) -> None:
         raise DatasetError(
             f"{folder}: the cache for large datasets has {free / 1e9:.1f} GB left. {remedy}."
         )
+
+
+def gather(array: np.ndarray, rows: Int[np.ndarray, "*batch"]) -> np.ndarray:
+    """Any rows of an array, copied.
+
+    From a memory map they are read with plain reads, one for each run of rows: the system maps
+    up to a megabyte around every row that is touched, and counts all of it as ours.
+    """
+    if not (isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap)):
+        return array[rows]
+    numbers = rows.reshape(-1)
+    if not numbers.size:
+        return array[rows]
+    if numbers.min() < 0 or numbers.max() >= len(array):
+        raise IndexError(f"rows {numbers.min()} to {numbers.max()} of a tape with {len(array)}")
+    gathered = np.empty((len(numbers), *array.shape[1:]), array.dtype)
+    size = array.strides[0]
+    target = memoryview(gathered.reshape(-1).view(np.uint8))
+    begins = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
+    ends = np.append(begins[1:], len(numbers))
+    with open(str(array.filename), "rb", buffering=0) as file:
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            file.seek(array.offset + int(numbers[begin]) * size)
+            file.readinto(target[begin * size : end * size])
+    return gathered.reshape(*rows.shape, *array.shape[1:])
 
 
 def release(tape: Tape) -> None:

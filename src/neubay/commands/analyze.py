@@ -1,10 +1,10 @@
 """`neubay analyze ...`: the paper's pictures of the world, each with its numbers as JSON."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 
 from neubay.errors import NeubayError
 
@@ -50,10 +50,9 @@ def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("an
     ]
     records = [spread.record() for spread in spreads]
     _write(out, "uncertainty", worlds, records, uncertainty_figure(records))
-    console = Console(highlight=False, markup=False)
     for spread in spreads:
         quantiles = ", ".join(f"{p:g}: {spread.quantile(p):.2f}" for p in (0.5, 0.9, 0.99, 0.999))
-        console.print(
+        print(
             f"{spread.world} on {spread.data}: U / mean at quantiles {quantiles}; "
             f"largest {spread.normalised[-1]:.2f}"
         )
@@ -89,21 +88,21 @@ def compounding(
     worlds, datasets = _worlds(world), _datasets(data)
     if not datasets:
         raise NeubayError("name the datasets whose actions are replayed: --data DATASET")
-    console = Console(highlight=False, markup=False)
     results = []
     for dataset in datasets:
         result = analysis.compounding(worlds, dataset, rollouts=rollouts, steps=steps, seed=seed)
         results.append(result)
         for errors in result.worlds:
             rank = "-" if errors.spearman is None else f"{errors.spearman:.2f}"
-            console.print(
+            print(
                 f"{result.data} in {errors.world}: error after {result.longest} steps "
                 f"{errors.state_error.median[-1]:.3g} (p95 {errors.state_error.high[-1]:.3g}), "
-                f"{errors.overflowed} of {result.rollouts} overflow, Spearman {rank}"
+                f"{errors.overflowed} of {result.rollouts} overflow, Spearman {rank}",
+                flush=True,
             )
         if result.comparison is not None:
             step = result.comparison.passes_at
-            console.print(
+            print(
                 f"{result.data}: without LayerNorm p95 "
                 + ("never passes" if step is None else f"passes, at step {step},")
                 + " 10 times the one with it"
@@ -141,11 +140,10 @@ def calibration(
     result = analysis.calibration(name, fitted, datasets, transitions=transitions, seed=seed)
     record = result.record()
     _write(out, "calibration", worlds, [record], calibration_figure(record))
-    console = Console(highlight=False, markup=False)
     for assessed in record["assessments"]:
         false_safe = assessed["separations"][-1]["false_safe"]
         coverage = next(each for each in assessed["coverage"] if each["nominal"] == 0.9)
-        console.print(
+        print(
             f"{assessed['data']}: {assessed['dangerous']:.3%} dangerous, "
             + ("" if assessed["auroc"] is None else f"AUROC {assessed['auroc']:.3f}, ")
             + ("" if false_safe is None else f"{false_safe:.1%} of them below U(1), ")
@@ -224,4 +222,4 @@ def _write(
     }
     figures.save(figure, out / f"{name}.png")
     runs.atomic_write_json(out / f"{name}.json", document)
-    Console(stderr=True, highlight=False, markup=False).print(f"{out / name}.png and .json written")
+    print(f"{out / name}.png and .json written", file=sys.stderr)

@@ -274,6 +274,7 @@ _PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
             "tape": 1000,
             "buffer": 1_000_000,
         },
+        "evaluation": {"episodes": 100},  # five test bandits, 20 episodes each
     },
 }
 
@@ -297,6 +298,17 @@ _CPU: dict[str, Any] = {
     "evaluation": {"evaluations": 10, "episodes": 20},
 }
 
+# What a benchmark changes in the reduced setting. The bandit's world is small as it is, and its
+# agent is one of the smallest that remembers a whole episode; docs/results/bandit.md.
+_CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
+    "bandit": {
+        "world": {"width": 16, "depth": 2, "pool": 128, "members": 100, "max_epochs": 500},
+        "rollout": {"rollouts": 100},
+        "agent": {"encoder_lr": 3e-5, "polyak": 0.02, "steps": 10_000, "tape": 505},
+        "evaluation": {"evaluations": 20, "episodes": 100},
+    },
+}
+
 
 def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     """The `paper` setting of a dataset, or the `cpu` setting for it."""
@@ -313,7 +325,9 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
         agent |= {"alpha": published.fixed_alpha, "tune_alpha": False}
     world = {"max_epochs": published.max_epochs} if published.max_epochs is not None else {}
     config = updated(config, {"agent": agent, "world": world})
-    return config if name == "paper" else updated(config, _CPU)
+    if name == "paper":
+        return config
+    return updated(updated(config, _CPU), _CPU_BENCHMARKS.get(published.benchmark, {}))
 
 
 # Relatives assembled from the same code, for comparison at equal budget.

@@ -10,6 +10,7 @@ A run directory holds
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,6 +134,7 @@ def summarise(
 ) -> dict[str, Any]:
     """What a person wants to know of a run, as plain numbers."""
     task, evaluation = dataset.task, trained.evaluation or {}
+    q_data = trained.metrics.get("q_data", math.nan)  # not a number where no row is real
     data_score = task.score(dataset.returns)
     horizon = {
         name.removeprefix("horizon_"): value
@@ -153,7 +155,7 @@ def summarise(
         "discounted_mean": evaluation.get("discounted_mean"),
         "data_return_mean": float(dataset.returns.mean()),
         "data_score": None if data_score is None else float(data_score.mean()),
-        "q_data": trained.metrics.get("q_data"),
+        "q_data": q_data if math.isfinite(q_data) else None,
         "horizon": horizon,
         "posterior": None
         if fitted is None or trained.agent.config.algorithm == "bc"

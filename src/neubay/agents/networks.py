@@ -130,7 +130,7 @@ class Critic(eqx.Module):
         heads = [
             Head(into, config.width, config.head_depth, 1, rng=rng) for _ in range(config.heads)
         ]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads)
+        stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *heads)
         # Values start near zero: a hundredth of the variance, no bias.
         out = (0.1 * stacked.out.weight, jnp.zeros_like(stacked.out.bias))
         self.head = eqx.tree_at(lambda head: (head.out.weight, head.out.bias), stacked, out)

@@ -179,7 +179,8 @@ def _gradient_step(
     target_entropy = config.target_entropy * tape.action.shape[-1]
     alpha_loss = -alpha * (weights @ (log_prob + target_entropy))
     if config.tune_alpha:  # with respect to log alpha, the loss is its own gradient
-        direction, alpha_optimiser = adam.update(alpha_loss, alpha_optimiser)
+        d_log_alpha = jnp.where(jnp.isfinite(alpha_loss), alpha_loss, 0.0)
+        direction, alpha_optimiser = adam.update(d_log_alpha, alpha_optimiser)
         log_alpha = log_alpha - config.alpha_lr * direction
 
     metrics = {

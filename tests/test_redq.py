@@ -1,0 +1,553 @@
+"""The agent: its fused update against a plain restatement, and problems whose answer is known."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from neubay.agents.learning import descend, mixture_weights, transition_kinds
+from neubay.agents.networks import TanhGaussian, observe
+from neubay.agents.redq import Agent, AgentState
+from neubay.config import AgentConfig
+from neubay.tape import AgentInput, Tape, agent_input, concatenate, episodes
+
+S, A = 3, 2
+TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=3, clip_norm=1e6, kappa=0.3)
+SAC = TINY.model_copy(update={"heads": 2, "kappa": 0.0, "head_depth": 1})
+
+
+def episode(rng: np.random.Generator, steps: int, real: int, terminal: bool = False) -> Tape:
+    """Random states and actions; the first `real` steps are data, the others imagined."""
+    rows = steps + 1
+    last = np.arange(rows) == steps
+    return Tape(
+        state=rng.normal(size=(rows, S)).astype(np.float32),
+        action=np.where(last[:, None], 0, np.tanh(rng.normal(size=(rows, A)))).astype(np.float32),
+        reward=np.where(last, 0, rng.normal(size=rows)).astype(np.float32),
+        terminated=(np.arange(rows) == steps - 1) & terminal,
+        start=np.arange(rows) == 0,
+        real=np.arange(rows) < real,
+    )
+
+
+@pytest.fixture(scope="module")
+def tape() -> Tape:
+    """A real episode that ends in a terminal, a mixed one that is truncated, an imagined one."""
+    rng = np.random.default_rng(0)
+    return concatenate([episode(rng, 4, 4, True), episode(rng, 6, 3), episode(rng, 3, 0)])
+
+
+def stacked(*tapes: Tape) -> Tape:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *tapes)
+
+
+def fresh(config: AgentConfig, seed: int = 0) -> tuple[Agent, AgentState]:
+    agent = Agent(S, A, config)
+    return agent, agent.init(jax.random.key(seed))
+
+
+def updated(agent: Agent, state: AgentState, *tapes: Tape) -> tuple[AgentState, dict]:
+    """An update that leaves the state it was given to the test."""
+    kept = jax.tree.map(jnp.copy, state)
+    state, metrics = agent.update(kept, stacked(*tapes))
+    return state, {name: float(value) for name, value in metrics.items()}
+
+
+def gradients(state: AgentState) -> tuple[Any, Any]:
+    """The gradients of the first update, read off Adam's first moments."""
+    moments = state.actor_optimiser.mu, state.critic_optimiser.mu
+    return jax.tree.map(lambda moment: moment / 0.1, moments)
+
+
+def assert_trees_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=tolerance)
+
+
+# --- The tanh-Gaussian ---------------------------------------------------------------------------
+
+
+def test_log_probability_is_that_of_the_transformed_normal() -> None:
+    rng = np.random.default_rng(0)
+    mean, log_sigma, noise = rng.normal(size=(3, 50, A))
+    policy = TanhGaussian(jnp.float32(mean), jnp.float32(log_sigma))
+    action, log_prob = policy.sample(jnp.float32(noise))
+    u = mean + np.exp(log_sigma) * noise
+    density = stats.norm.logpdf(u, mean, np.exp(log_sigma)) - np.log(1 - np.tanh(u) ** 2)
+    np.testing.assert_allclose(action, np.tanh(u), atol=1e-5)
+    np.testing.assert_allclose(log_prob, density.sum(axis=-1), atol=2e-4)
+    np.testing.assert_allclose(policy.log_prob(jnp.float32(u)), log_prob, atol=2e-4)
+
+
+def test_the_density_of_actions_integrates_to_one() -> None:
+    actions = np.linspace(-1, 1, 20_003)[1:-1]
+    column = jnp.float32(np.arctanh(actions))[:, None]
+    policy = TanhGaussian(jnp.full_like(column, 0.4), jnp.full_like(column, -0.5))
+    assert np.trapezoid(np.exp(policy.log_prob(column)), actions) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("mean", [-40.0, 40.0])
+@pytest.mark.parametrize("log_sigma", [-5.0, 2.0])
+def test_log_probability_stays_finite_at_saturation(mean: float, log_sigma: float) -> None:
+    def loss(parameters: tuple) -> tuple:
+        action, log_prob = TanhGaussian(*parameters).sample(jnp.array([[1.3, -0.7]]))
+        return log_prob.sum() + action.sum(), log_prob
+
+    parameters = jnp.full((1, A), mean), jnp.full((1, A), log_sigma)
+    (_, log_prob), gradient = jax.value_and_grad(loss, has_aux=True)(parameters)
+    assert jnp.isfinite(log_prob).all()
+    assert all(jnp.isfinite(part).all() for part in gradient)
+
+
+# --- The update against a plain restatement ------------------------------------------------------
+
+
+def encode(encoder: Any, observed: jax.Array) -> jax.Array:
+    """One episode through an encoder: h_t is the sum of lambda^(t - s) drive_s over s <= t."""
+    norm = functools.partial(jax.nn.standardize, epsilon=1e-5)
+    age = jnp.arange(len(observed))[:, None, None] - jnp.arange(len(observed))[:, None]
+    x = jax.nn.leaky_relu(norm(observed @ encoder.project.weight + encoder.project.bias))
+    for block in encoder.blocks:
+        lru, z = block.lru, norm(x)
+        log_decay = -jnp.exp(lru.nu_log) + 1j * jnp.exp(lru.theta_log)
+        drive = jnp.exp(lru.gamma_log) * (z @ (lru.b.real + 1j * lru.b.imag))
+        kernel = jnp.where(age >= 0, jnp.exp(jnp.maximum(age, 0) * log_decay), 0)
+        y = ((kernel * drive).sum(axis=1) @ (lru.c.real + 1j * lru.c.imag)).real + lru.d * z
+        value, gate = jnp.split(jax.nn.gelu(y) @ block.gate.weight + block.gate.bias, 2, axis=-1)
+        x = x + value * jax.nn.sigmoid(gate)
+    return x
+
+
+def q_values(critic: Any, observed: jax.Array, action: jax.Array) -> jax.Array:
+    """(heads, rows): every head on features and action side by side."""
+    pairs = jnp.concatenate([encode(critic.encoder, observed), action], axis=-1)
+    return jax.vmap(lambda head: head(pairs)[:, 0])(critic.head)
+
+
+def plain_losses(
+    config: AgentConfig, state: AgentState, tape: Tape, actor: Any, critic: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """L_critic, L_actor and L_alpha: one episode after the other, nothing shared."""
+    _, noise_key, subset_key = jax.random.split(state.key, 3)
+    noise = jax.random.normal(noise_key, tape.action.shape)
+    subset = jnp.argsort(-jax.random.uniform(subset_key, (config.heads,)))[: config.target_heads]
+    alpha = jnp.exp(state.log_alpha)
+    rows, first = [], 0
+    for part in episodes(tape):
+        observed = jnp.asarray(observe(agent_input(part)))
+        mean, log_sigma = jnp.split(actor.head(encode(actor.encoder, observed)), 2, axis=-1)
+        policy = TanhGaussian(mean, jnp.clip(log_sigma, -5, 2))
+        action, log_prob = policy.sample(noise[first : first + len(part.reward)])
+        first += len(part.reward)
+        q = q_values(critic, observed, jnp.asarray(part.action))
+        q_policy = q_values(jax.lax.stop_gradient(critic), observed, action)
+        q_next = q_values(state.target, observed, action)[subset].min(axis=0)
+        next_value = jax.lax.stop_gradient(q_next - alpha * log_prob)[1:]
+        target = (part.reward + config.gamma * ~part.terminated * jnp.append(next_value, 0.0))[:-1]
+        error = jnp.abs(q[:, :-1] - target)
+        critic_rows = jnp.where(error < 1, 0.5 * error**2, error - 0.5).mean(axis=0)
+        actor_rows = alpha * log_prob - q_policy.mean(axis=0)
+        alpha_rows = -alpha * (log_prob + config.target_entropy * A)
+        rows.append(jnp.stack([critic_rows, actor_rows[:-1], alpha_rows[:-1]]))
+    losses, real = jnp.concatenate(rows, axis=1), np.delete(tape.real, [4, 11, 15])
+    critic_loss, actor_loss, alpha_loss = config.kappa * losses[:, real].mean(axis=1) + (
+        1 - config.kappa
+    ) * losses[:, ~real].mean(1)
+    return critic_loss, actor_loss, alpha_loss
+
+
+@pytest.mark.parametrize("config", [TINY, SAC], ids=["redq", "sac"])
+def test_the_fused_update_is_the_plain_statement_of_each_loss(
+    config: AgentConfig, tape: Tape
+) -> None:
+    agent, state = fresh(config)
+    other = agent.init(jax.random.key(1))
+    state = state._replace(target=other.critic)  # so that the target is seen to be used
+    after, metrics = updated(agent, state, tape)
+
+    @jax.jit
+    def plain(actor: Any, critic: Any) -> tuple:
+        critic_loss, actor_loss, alpha_loss = plain_losses(config, state, tape, actor, critic)
+        return critic_loss + actor_loss, (critic_loss, actor_loss, alpha_loss)
+
+    expected, losses = jax.grad(plain, (0, 1), has_aux=True)(state.actor, state.critic)
+    for name, loss in zip(("critic_loss", "actor_loss", "alpha_loss"), losses, strict=True):
+        assert metrics[name] == pytest.approx(float(loss), abs=1e-5)
+    assert_trees_close(gradients(after), expected)
+    assert_trees_close(after.alpha_optimiser.mu / 0.1, losses[2])
+    assert metrics["nonfinite_gradients"] == 0
+    norms = [metrics["actor_gradient_norm"], metrics["critic_gradient_norm"]]
+    np.testing.assert_allclose(norms, [optax.tree.norm(part) for part in expected], rtol=1e-4)
+
+    polyak = 0.005 * np.asarray(after.critic.head.out.weight)
+    polyak += 0.995 * np.asarray(state.target.head.out.weight)
+    np.testing.assert_allclose(after.target.head.out.weight, polyak, atol=1e-7)
+
+    q = np.concatenate(
+        [
+            q_values(state.critic, jnp.asarray(observe(agent_input(part))), part.action).mean(0)
+            for part in episodes(tape)
+        ]
+    )
+    np.testing.assert_allclose(agent.values(state, stacked(tape))[0], q, atol=1e-5)
+    acted = np.append(~tape.start[1:], False)
+    assert metrics["q_real"] == pytest.approx(q[acted & tape.real].mean(), abs=1e-5)
+    assert metrics["q_imagined"] == pytest.approx(q[acted & ~tape.real].mean(), abs=1e-5)
+    assert [metrics["rows_real"], metrics["rows_imagined"]] == [7, 6]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[Agent, AgentState]:
+    return fresh(TINY)
+
+
+def test_many_updates_in_one_call_are_as_many_calls(tiny: tuple, tape: Tape) -> None:
+    agent, state = tiny
+    flipped = tape._replace(state=-tape.state)
+    together, _ = updated(agent, state, tape, flipped)
+    apart, _ = updated(agent, updated(agent, state, tape)[0], flipped)
+    assert int(together.step) == 2
+    assert_trees_close(together._replace(key=0), apart._replace(key=0), 1e-6)
+    assert (jax.random.key_data(together.key) == jax.random.key_data(apart.key)).all()
+
+
+def test_an_episodes_last_row_is_no_transition(tiny: tuple, tape: Tape) -> None:
+    agent, state = tiny
+    last = np.append(tape.start[1:], True)
+    garbage = tape._replace(
+        action=np.where(last[:, None], 0.9, tape.action).astype(np.float32),
+        reward=np.where(last, 1e3, tape.reward).astype(np.float32),
+        terminated=tape.terminated | last,
+        real=tape.real ^ last,
+    )
+    assert_trees_close(
+        gradients(updated(agent, state, garbage)[0]), gradients(updated(agent, state, tape)[0])
+    )
+
+
+def test_only_a_terminal_stops_bootstrapping(tiny: tuple, tape: Tape) -> None:
+    """What the state after a terminal is does not matter; that after a truncation does."""
+    agent, state = tiny
+
+    def gradient_with(row: int) -> Any:
+        moved = tape.state.copy()
+        moved[row] += 1.0
+        after, _ = updated(agent, state, tape._replace(state=moved))
+        return gradients(after)[1].head
+
+    after_terminal, after_truncation = 4, 11  # last rows of the first and of the second episode
+    same, _ = updated(agent, state, tape)
+    baseline = gradients(same)[1].head
+    assert_trees_close(gradient_with(after_terminal), baseline, 1e-7)
+    assert optax.tree.norm(
+        jax.tree.map(jnp.subtract, gradient_with(after_truncation), baseline)
+    ) > 1e-4 * optax.tree.norm(baseline)
+
+
+def test_kappa_0_is_deaf_to_real_rows_and_hears_the_imagined_ones(tape: Tape) -> None:
+    agent, state = fresh(SAC)
+    rows = np.arange(len(tape.reward))
+
+    def gradients_with(changed: np.ndarray) -> Any:
+        reward = np.where(changed, 10, tape.reward).astype(np.float32)
+        return gradients(updated(agent, state, tape._replace(reward=reward))[0])
+
+    plain = gradients(updated(agent, state, tape)[0])
+    assert_trees_close(gradients_with(rows < 4), plain, 0)  # the first episode is real
+    with pytest.raises(AssertionError):
+        assert_trees_close(gradients_with(rows == 13), plain)  # the last one is imagined
+
+
+def test_mixture_weights_are_means_over_the_transitions_of_each_kind(tape: Tape) -> None:
+    kinds = transition_kinds(tape)
+    acted = np.append(~tape.start[1:], False)
+    for kappa in (0.0, 0.3, 1.0):
+        weights = np.asarray(mixture_weights(kinds, kappa))
+        assert not weights[~acted].any()
+        np.testing.assert_allclose(weights[acted & tape.real], kappa / 7, rtol=1e-6)
+        np.testing.assert_allclose(weights[acted & ~tape.real], (1 - kappa) / 6, rtol=1e-6)
+
+
+def test_a_tape_of_one_kind_has_no_term_of_the_other(tiny: tuple) -> None:
+    agent, state = tiny
+    rng = np.random.default_rng(1)
+    tape = concatenate([episode(rng, 7, 0), episode(rng, 7, 0)])
+    _, metrics = updated(agent, state, tape)
+    everything_real = tape._replace(real=np.ones_like(tape.real))
+    _, as_real = updated(agent, state, everything_real)
+    assert metrics["critic_loss"] / 0.7 == pytest.approx(as_real["critic_loss"] / 0.3, rel=1e-4)
+    assert np.isnan(metrics["q_real"]) and np.isfinite(metrics["q_imagined"])
+
+
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_counted(
+    tiny: tuple, tape: Tape
+) -> None:
+    agent, state = tiny
+    broken = tape._replace(reward=np.where(np.arange(len(tape.reward)) == 1, np.nan, tape.reward))
+    after, metrics = updated(agent, state, broken)
+    assert metrics["nonfinite_gradients"] == 2
+    assert_trees_close((after.actor, after.critic), (state.actor, state.critic), 0)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(after._replace(key=0)))
+
+
+def test_gradients_are_clipped_by_their_global_norm(tiny: tuple) -> None:
+    _, state = tiny
+    gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 5.0), state.actor)
+    size = sum(leaf.size for leaf in jax.tree.leaves(gradient))
+    config = TINY.model_copy(update={"clip_norm": 2.0})
+    _, optimiser, health = descend(state.actor, gradient, state.actor_optimiser, config)
+    assert float(health.norm) == pytest.approx(5 * np.sqrt(size), rel=1e-4)  # as it was
+    assert float(optax.tree.norm(optimiser.mu)) == pytest.approx(0.1 * 2, rel=1e-4)
+
+
+def test_learning_rates_belong_to_parts_and_the_actors_alone_decay(tiny: tuple, tape: Tape) -> None:
+    agent, state = tiny
+
+    def largest_step(at: int) -> dict[str, float]:
+        """Adam's first step moves every weight by its rate, or by nothing."""
+        begun = state._replace(step=jnp.int32(at))
+        after, _ = updated(agent, begun, tape)
+        parts = {
+            f"{name}_{part}": (getattr(getattr(old, name), part), getattr(getattr(new, name), part))
+            for old, new in ((state, after),)
+            for name in ("actor", "critic")
+            for part in ("encoder", "head")
+        }
+        return {
+            name: max(
+                float(jnp.abs(a - b).max())
+                for a, b in zip(*map(jax.tree.leaves, pair), strict=True)
+            )
+            for name, pair in parts.items()
+        }
+
+    config = agent.config
+    for at, decay in ((0, 1.0), (config.steps // 2, 0.5), (config.steps, 0.0)):
+        moved = largest_step(at)
+        assert moved["actor_encoder"] == pytest.approx(decay * config.encoder_lr, rel=0.1, abs=1e-9)
+        assert moved["actor_head"] == pytest.approx(decay * config.head_lr, rel=0.01, abs=1e-9)
+        assert moved["critic_encoder"] == pytest.approx(config.encoder_lr, rel=0.1)
+        assert moved["critic_head"] == pytest.approx(config.head_lr, rel=0.01)
+
+
+def test_alpha_rises_when_the_policy_is_too_sure_and_falls_when_it_is_not(
+    tiny: tuple, tape: Tape
+) -> None:
+    agent, state = tiny
+
+    def alpha_after(log_sigma: float) -> float:
+        bias = state.actor.head.out.bias.at[A:].set(log_sigma)
+        actor = eqx.tree_at(lambda actor: actor.head.out.bias, state.actor, bias)
+        after, metrics = updated(agent, state._replace(actor=actor), tape)
+        assert (metrics["entropy"] < agent.config.target_entropy * A) == (log_sigma < -2)
+        return float(after.log_alpha)
+
+    assert alpha_after(-4.0) > float(state.log_alpha) > alpha_after(-0.5)
+
+
+def test_critic_values_start_near_zero() -> None:
+    agent = Agent(S, A, TINY.model_copy(update={"width": 64, "heads": 10}))
+    out = agent.init(jax.random.key(0)).critic.head.out
+    assert not out.bias.any()
+    assert float(out.weight.std()) == pytest.approx(0.1 / np.sqrt(3 * 64), rel=0.1)
+
+
+def test_updates_of_one_shape_compile_once(tiny: tuple, tape: Tape) -> None:
+    agent, state = tiny
+    state, _ = updated(agent, state, tape)
+    before = Agent.update._cache_size()
+    for _ in range(2):
+        state, _ = updated(agent, state, tape)
+    assert Agent.update._cache_size() == before
+
+
+# --- The policy ----------------------------------------------------------------------------------
+
+
+def test_the_policy_in_a_rollout_is_the_actor_on_the_tape(tiny: tuple) -> None:
+    agent, state = tiny
+    tape = episode(np.random.default_rng(2), 5, 5)
+    inputs = agent_input(tape)
+    expected = state.actor(observe(inputs), inputs.start).mode()
+    histories: AgentInput = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf], axis=1), inputs)
+    policy = agent.policy(state, deterministic=True)
+    keys = jax.random.split(jax.random.key(0), 2)
+    for t in (0, 3):
+        memory = policy.recall(histories, jnp.array([t, t]))
+        for row in range(t, 6):
+            now = jax.tree.map(lambda leaf, row=row: leaf[row], histories)
+            memory, action = policy.act(memory, now, keys)
+            np.testing.assert_allclose(action, np.asarray(expected)[[row, row]], atol=1e-5)
+
+
+def test_a_sample_depends_on_its_own_key_alone(tiny: tuple) -> None:
+    agent, state = tiny
+    policy = agent.policy(state, deterministic=False)
+    inputs = AgentInput(
+        jnp.ones((3, S)), jnp.zeros((3, A)), jnp.zeros(3), jnp.array([True, True, True])
+    )
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, actions = policy.act(policy.initial(3), inputs, keys)
+    _, alone = policy.act(
+        policy.initial(1), jax.tree.map(lambda leaf: leaf[1:2], inputs), keys[1:2]
+    )
+    np.testing.assert_allclose(actions[1:2], alone, atol=1e-6)
+    assert len({round(float(action), 4) for action in actions[:, 0]}) == 3
+
+
+# --- Problems whose answer is known --------------------------------------------------------------
+
+PROBE = AgentConfig(
+    width=16,
+    memory_size=8,
+    memory_layers=1,
+    heads=2,
+    encoder_lr=3e-3,
+    head_lr=3e-3,
+    gamma=0.5,
+    polyak=0.05,
+    alpha=1e-3,
+    tune_alpha=False,
+    kappa=1.0,
+)
+PROBE_ROWS, PROBE_BATCHES = 64, 100
+
+
+def probe_tapes(make_episode: Any, seed: int = 0) -> Tape:
+    """Tapes of whole episodes from `make_episode(rng) -> states, actions, rewards, terminal`."""
+    rng = np.random.default_rng(seed)
+
+    def one_tape() -> Tape:
+        parts: list[Tape] = []
+        while sum(len(part.reward) for part in parts) < PROBE_ROWS:
+            states, actions, rewards, terminal = make_episode(rng)
+            rows = len(states)
+            parts.append(
+                Tape(
+                    state=np.float32(states)[:, None],
+                    action=np.append(np.float32(actions), np.float32(0))[:, None],
+                    reward=np.append(np.float32(rewards), np.float32(0)),
+                    terminated=(np.arange(rows) == rows - 2) & terminal,
+                    start=np.arange(rows) == 0,
+                    real=np.ones(rows, bool),
+                )
+            )
+        return jax.tree.map(lambda leaf: leaf[:PROBE_ROWS], concatenate(parts))
+
+    return stacked(*(one_tape() for _ in range(PROBE_BATCHES)))
+
+
+def learn(
+    make_episode: Any, config: AgentConfig = PROBE, calls: int = 4
+) -> tuple[Agent, AgentState]:
+    agent = Agent(1, 1, config)
+    state = agent.init(jax.random.key(0))
+    for call in range(calls):
+        state, _ = agent.update(state, probe_tapes(make_episode, call))
+    return agent, state
+
+
+def values_at(agent: Agent, state: AgentState, make_episode: Any, seed: int) -> tuple:
+    """Q at the actions of fresh tapes, with the rows that are transitions and their states."""
+    tapes = probe_tapes(make_episode, seed)
+    acted = np.concatenate([~tapes.start[:, 1:], np.zeros_like(tapes.start[:, :1])], axis=1)
+    return np.asarray(agent.values(state, tapes))[acted], tapes.state[acted][:, 0]
+
+
+def actions_after(agent: Agent, state: AgentState, states: list[float]) -> float:
+    """The deterministic action at the end of a history of states, actions and rewards zero."""
+    policy = agent.policy(state, deterministic=True)
+    memory, keys = policy.initial(1), jax.random.split(jax.random.key(0), 1)
+    for t, value in enumerate(states):
+        inputs = AgentInput(
+            jnp.full((1, 1), value), jnp.zeros((1, 1)), jnp.zeros(1), jnp.array([t == 0])
+        )
+        memory, action = policy.act(memory, inputs, keys)
+    return float(action[0, 0])
+
+
+def test_kappa_1_is_deaf_to_imagined_rows() -> None:
+    agent = Agent(1, 1, PROBE)
+    tapes = probe_tapes(cued)
+    imagined = np.cumsum(tapes.start, axis=1) % 2 == 0  # every other episode
+
+    def after(noise: float) -> AgentState:
+        reward = np.where(imagined, noise, tapes.reward).astype(np.float32)
+        state = agent.init(jax.random.key(0))
+        return agent.update(state, tapes._replace(reward=reward, real=~imagined))[0]
+
+    assert_trees_close(after(0.0)._replace(key=0), after(7.0)._replace(key=0), 0)
+
+
+def random_actions(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.uniform(-1, 1, count)
+
+
+def test_constant_reward_is_worth_its_discounted_sum() -> None:
+    def constant(rng: np.random.Generator) -> tuple:
+        steps = 15
+        return rng.normal(size=steps + 1), random_actions(rng, steps), np.ones(steps), False
+
+    agent, state = learn(constant)
+    assert float(state.log_alpha) == np.float32(np.log(PROBE.alpha))  # it is not tuned here
+    q, _ = values_at(agent, state, constant, 99)
+    np.testing.assert_allclose(q.mean(), 1 / (1 - PROBE.gamma), atol=0.1)
+    assert np.abs(q - 2).mean() < 0.2
+
+
+def test_a_reward_one_step_later_is_discounted_once() -> None:
+    def later(rng: np.random.Generator) -> tuple:
+        cue = rng.choice([-1.0, 1.0])
+        return [cue, 2 * cue, 0], random_actions(rng, 2), [0, cue], True
+
+    q, states = values_at(*learn(later), later, 99)
+    for cue in (-1.0, 1.0):
+        assert q[states == 2 * cue].mean() == pytest.approx(cue, abs=0.1)
+        assert q[states == cue].mean() == pytest.approx(0.5 * cue, abs=0.1)
+
+
+def test_the_policy_finds_the_better_action() -> None:
+    def bandit(rng: np.random.Generator) -> tuple:
+        side, action = rng.choice([-1.0, 1.0]), random_actions(rng, 1)
+        return [side, 0], action, -4 * (action - 0.5 * side) ** 2, True
+
+    agent, state = learn(bandit)
+    for side in (-1.0, 1.0):
+        assert actions_after(agent, state, [side]) == pytest.approx(0.5 * side, abs=0.15)
+
+
+def cued(rng: np.random.Generator) -> tuple:
+    """The cue is seen at t = 0 alone; the action at t = 3 is paid by it."""
+    cue, actions = rng.choice([-1.0, 1.0]), random_actions(rng, 4)
+    return [cue, 0, 0, 0, 0], actions, [0, 0, 0, cue * actions[-1]], True
+
+
+def test_memory_carries_a_cue_to_where_it_pays() -> None:
+    agent, state = learn(cued, calls=8)
+    assert actions_after(agent, state, [1.0, 0, 0, 0]) > 0.6
+    assert actions_after(agent, state, [-1.0, 0, 0, 0]) < -0.6
+
+
+def test_without_memory_the_cue_is_lost() -> None:
+    agent, state = learn(cued, PROBE.model_copy(update={"memory": "none"}), calls=1)
+    assert actions_after(agent, state, [1.0, 0, 0, 0]) == pytest.approx(
+        actions_after(agent, state, [-1.0, 0, 0, 0]), abs=1e-6
+    )
+    assert not jax.tree.leaves((state.actor.encoder, state.critic.encoder))
+
+
+def test_an_absorbing_terminal_is_worth_nothing_and_a_timeout_is_worth_the_rest() -> None:
+    def ending(rng: np.random.Generator) -> tuple:
+        terminal = rng.random() < 0.5
+        state, steps = (1.0, 1) if terminal else (-1.0, 8)
+        return np.full(steps + 1, state), random_actions(rng, steps), np.ones(steps), terminal
+
+    q, states = values_at(*learn(ending), ending, 99)
+    assert q[states == 1].mean() == pytest.approx(1, abs=0.1)
+    assert q[states == -1].mean() == pytest.approx(2, abs=0.1)

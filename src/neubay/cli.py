@@ -21,6 +21,7 @@ from neubay.errors import NeubayError
 # The words of a command -> the function behind it, and one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "world, agent and evaluation in one call"),
+    "bench": ("bench:bench", "each stage against the machine's own matmul rate"),
     "data list": (
         "data:list_datasets",
         "datasets the paper uses, the built-in one, and local ones",

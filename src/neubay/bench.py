@@ -1,0 +1,234 @@
+"""Speed of each stage as a share of what the machine can do: its own matmul rate in the same run.
+
+Times on shared machines are noisy, so a stage and a plain float32 matmul (2048 x 256 x 256) are
+timed in turns, and the best of each is compared. Flops are those of the stage's matrix products,
+counted from shapes; everything else it does costs time and counts nothing.
+
+Every case runs in a process of its own, so that its memory can be told apart.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neubay import runs
+from neubay.config import WorldConfig
+from neubay.data.dataset import Dataset
+from neubay.errors import NeubayError
+from neubay.tape import Tape
+from neubay.tasks import Task, get_task
+from neubay.world import training
+from neubay.world.transitions import Share, Transitions, fit_scaler
+
+MATMUL = (2048, 256, 256)
+_MATMULS_PER_TURN = 100
+
+
+class Measurement(NamedTuple):
+    """The best rates of a stage and of the matmul beside it."""
+
+    gflops: float
+    matmul_gflops: float
+    compile_s: float
+    seconds: float  # of one call
+
+    @property
+    def ratio(self) -> float:
+        return self.gflops / self.matmul_gflops
+
+
+def measure(call: Callable[[], Any], flops: float, *, turns: int = 7) -> Measurement:
+    """Time `call`, which does `flops` of matrix products, in turns with the machine's matmul.
+
+    The first call compiles; what it takes beyond a later one is the compile time.
+    """
+    rows, inner, columns = MATMUL
+    left, right = jnp.ones((rows, inner)), jnp.ones((inner, columns))
+    product = jax.jit(jnp.matmul)
+
+    def matmuls() -> None:
+        for _ in range(_MATMULS_PER_TURN):
+            product(left, right).block_until_ready()
+
+    first = _seconds(lambda: jax.block_until_ready(call()))
+    matmuls()
+    times = []
+    for _ in range(turns):
+        matmul_seconds = _seconds(matmuls)
+        times.append((_seconds(lambda: jax.block_until_ready(call())), matmul_seconds))
+    stage, matmul = (min(column) for column in zip(*times, strict=True))
+    return Measurement(
+        gflops=flops / stage / 1e9,
+        matmul_gflops=2 * rows * inner * columns * _MATMULS_PER_TURN / matmul / 1e9,
+        compile_s=max(first - stage, 0.0),
+        seconds=stage,
+    )
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def peak_mb() -> float:
+    """The most memory this process has had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def made_up_dataset(task: Task, rows: int, seed: int = 0) -> Dataset:
+    """Episodes of full length, of the task's sizes, that mean nothing."""
+    rng = np.random.default_rng(seed)
+    start = np.arange(rows) % (task.horizon + 1) == 0
+    last = np.roll(start, -1)
+    action = rng.uniform(-1, 1, (rows, task.actions.size)).astype(np.float32)
+    return Dataset(
+        tape=Tape(
+            state=rng.standard_normal((rows, task.state_size), np.float32),
+            action=np.where(last[:, None], np.float32(0), action),
+            reward=np.where(last, np.float32(0), rng.standard_normal(rows, np.float32)),
+            terminated=np.zeros(rows, bool),
+            start=start,
+            real=np.ones(rows, bool),
+        ),
+        task=task,
+        name="made up",
+        source="bench",
+    )
+
+
+# --- The world -----------------------------------------------------------------------------------
+
+
+def bench_world(pool: int, rows: int) -> dict[str, Any]:
+    """Gradient steps of a pool of the published size on `rows` transitions of halfcheetah's."""
+    task = get_task("d4rl/halfcheetah")
+    config = WorldConfig(pool=pool, members=min(pool, 100))
+    before = peak_mb()
+    dataset = made_up_dataset(task, rows + rows // task.horizon + 1)
+    recipe = training.Recipe.of(task, config)
+    keys = training.member_keys(pool, seed=0)
+    learner, _ = training.initialise(keys, recipe)
+    data = Transitions.copy(dataset, dataset.world_rows)
+    scaler = fit_scaler(dataset)
+    shuffles = training.epoch_shuffles(keys, 0, 0)
+    step_flops = pool * training.training_flops(*training.member_sizes(task), config)
+    steps = min(max(int(3e11 / step_flops), 8), rows // config.batch)
+    share = Share(data, chunk=0, transitions=len(dataset.world_rows), first=0, last=steps)
+
+    def call() -> Any:
+        nonlocal learner
+        learner = training.train(learner, shuffles, share, scaler, recipe)
+        return learner
+
+    result = measure(call, steps * step_flops)
+    return _record(result) | {"peak_mb": peak_mb() - before, "pool": pool, "rows": rows}
+
+
+def _record(result: Measurement) -> dict[str, Any]:
+    return {
+        "gflops": result.gflops,
+        "matmul_gflops": result.matmul_gflops,
+        "ratio": result.ratio,
+        "compile_s": result.compile_s,
+        "call_s": result.seconds,
+    }
+
+
+# --- Cases, each in its own process --------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A stage at one size."""
+
+    name: str
+    function: str
+    arguments: dict[str, Any]
+
+
+STAGES: dict[str, list[Case]] = {
+    "world": [
+        *(
+            Case(f"pool {pool}, 100k transitions", "bench_world", {"pool": pool, "rows": 100_000})
+            for pool in (8, 32, 128)
+        ),
+        *(
+            Case(f"pool 8, {label} transitions", "bench_world", {"pool": 8, "rows": rows})
+            for label, rows in (("10k", 10_000), ("1M", 1_000_000))
+        ),
+    ],
+}
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """Run a case in a fresh process."""
+    request = json.dumps([case.function, case.arguments])
+    finished = subprocess.run(
+        [sys.executable, "-m", "neubay.bench", request], capture_output=True, text=True, check=False
+    )
+    if finished.returncode:
+        raise NeubayError(f"bench case '{case.name}' failed:\n{finished.stderr.strip()}")
+    answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return answer
+
+
+def results(stages: list[str], report: Callable[[str], None]) -> dict[str, Any]:
+    """Every case of the stages, by stage and name; `report` is told each name before it runs."""
+    measured: dict[str, Any] = {}
+    rates = []
+    for stage in stages:
+        for case in STAGES[stage]:
+            report(f"{stage}: {case.name}")
+            measured[f"{stage}, {case.name}"] = answer = run_case(case)
+            rates.append(answer.pop("matmul_gflops"))
+    return {
+        "matmul_gflops": float(np.median(rates)),
+        "cases": measured,
+        "provenance": runs.provenance(),
+    }
+
+
+def markdown(measured: dict[str, Any], stage: str) -> str:
+    """The cases of a stage as a table."""
+    lines = [
+        f"Matmul rate of the machine in the same run: {measured['matmul_gflops']:.0f} GFLOP/s.",
+        "",
+        "| case | GFLOP/s | share of the matmul rate | compile s | peak MB |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, case in measured["cases"].items():
+        if name.startswith(f"{stage}, "):
+            cells = [
+                f"{case['gflops']:.0f}" if case.get("gflops") else "",
+                f"{case['ratio']:.2f}" if case.get("ratio") else "",
+                f"{case['compile_s']:.1f}" if "compile_s" in case else "",
+                f"{case['peak_mb']:.0f}" if "peak_mb" in case else "",
+            ]
+            lines.append(f"| {name.removeprefix(f'{stage}, ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def write_markdown(path: Path, section: str, text: str) -> None:
+    """Put `text` between the markers of a section, and leave the rest of the file alone."""
+    begin, end = f"<!-- bench:{section} -->", f"<!-- /bench:{section} -->"
+    old = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
+    if begin not in old:
+        old = f"{old.rstrip()}\n\n## {section}\n\n{begin}\n{end}\n"
+    head, rest = old.split(begin, 1)
+    _, tail = rest.split(end, 1)
+    with runs.atomic_file(path) as file:
+        file.write(f"{head}{begin}\n{text}\n{end}{tail}".encode())
+
+
+if __name__ == "__main__":
+    name, arguments = json.loads(sys.argv[1])
+    print(json.dumps(globals()[name](**arguments)))

@@ -1,0 +1,47 @@
+"""`neubay bench`: each stage against the machine's own matmul rate."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+Stage = Literal["all", "world", "agent", "imagination", "replay"]
+
+
+def bench(
+    stage: tyro.conf.Positional[Stage] = "all",
+    *,
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+    docs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+) -> None:
+    """Measure stages as shares of the machine's own matmul rate in the same run.
+
+    Args:
+        json: Write the figures to this file.
+        docs: Put the tables into this Markdown file, such as docs/benchmarks.md.
+    """
+    from neubay import bench as measuring
+    from neubay import runs
+
+    console = Console(highlight=False)
+    stages = list(measuring.STAGES) if stage == "all" else [stage]
+    with console.status("") as status:
+        measured = measuring.results(stages, lambda name: status.update(name))
+    table = Table("case", "GFLOP/s", "of matmul", "compile s", "peak MB", box=None)
+    for name, case in measured["cases"].items():
+        table.add_row(
+            name,
+            *(f"{case[key]:{form}}" if case.get(key) is not None else "" for key, form in COLUMNS),
+        )
+    console.print(f"matmul {measured['matmul_gflops']:.0f} GFLOP/s")
+    console.print(table)
+    if json is not None:
+        runs.atomic_write_json(json, measured)
+    if docs is not None:
+        for name in stages:
+            measuring.write_markdown(docs, name, measuring.markdown(measured, name))
+
+
+COLUMNS = (("gflops", ".0f"), ("ratio", ".2f"), ("compile_s", ".1f"), ("peak_mb", ".0f"))

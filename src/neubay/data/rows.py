@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from neubay.data.findings import Finding, error
 from neubay.tasks import DiscreteActions, Task
 
-BLOCK_ROWS = 1 << 14
+BLOCK_ROWS = 1 << 15
 """Rows read at a time: a block of any usual state stays in the processor's cache."""
 
 FLAG_ROWS = 1 << 20
@@ -269,7 +269,7 @@ def read_flag(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:
     flags = np.empty(len(column), dtype=bool)
     for begin, end in spans(len(column), max(FLAG_ROWS, column.read_rows)):
         values = column.read(begin, end).reshape(-1)
-        flags[begin:end] = values != 0
+        flags[begin:end] = values if values.dtype == bool else values != 0
         if values.dtype != bool and (odd := flags[begin:end] & (values != 1)).any():
             row = int(np.argmax(odd))
             message = f"is {values[row]}, neither 0 nor 1"

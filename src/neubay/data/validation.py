@@ -6,7 +6,7 @@ Works on files that `load` refuses as well: what is looked at are the rows as th
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -20,13 +20,13 @@ from neubay.data.rows import (
     Column,
     Flags,
     Rows,
-    Values,
     blocks,
     read_flags,
     structure_findings,
     task_findings,
 )
 from neubay.data.sources import identity, load, locate, open_rows
+from neubay.data.store import gather
 from neubay.errors import NeubayError
 from neubay.tape import transition_rows
 from neubay.tasks import DiscreteActions, Task, get_task
@@ -132,7 +132,7 @@ class _Picked:
         return self.values.dtype
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return self.values[self.rows[rows]]
+        return gather(self.values, self.rows[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,18 +164,18 @@ def _rows_of_tape(dataset: Dataset) -> Rows:
     last = first + length - 1
     timeouts[last] = ~np.asarray(tape.terminated)[last] | dataset.task.split_by_timeouts_only
 
-    def column(key: str, values: np.ndarray, rows: np.ndarray) -> Column:
-        return Column(key, _Picked(np.asarray(values), rows))
+    def column(key: str, values: Any, rows: np.ndarray) -> Column:
+        return Column(key, _Picked(values, rows))
 
-    actions: Values = _EnvironmentActions(_Picked(np.asarray(tape.action), steps), dataset.task)
+    unit: Any = tape.action
     return Rows(
         file=dataset.source,
-        states=column("states", np.asarray(tape.state), steps),
-        actions=Column("actions", actions),
-        rewards=column("rewards", np.asarray(tape.reward), steps),
-        terminals=column("terminals", np.asarray(tape.terminated), steps),
+        states=column("states", tape.state, steps),
+        actions=Column("actions", _EnvironmentActions(_Picked(unit, steps), dataset.task)),
+        rewards=column("rewards", tape.reward, steps),
+        terminals=column("terminals", tape.terminated, steps),
         timeouts=column("timeouts", timeouts, steps),
-        next_states=column("next_states", np.asarray(tape.state), steps + 1),
+        next_states=column("next_states", tape.state, steps + 1),
     )
 
 

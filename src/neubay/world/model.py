@@ -11,6 +11,7 @@ The members' disagreement is the uncertainty U(s, a) = sqrt(mean_d var_n mu_{n,d
 A bandit's members (`Task.reward_only`) predict the reward alone and leave the state as it is.
 """
 
+import itertools
 import math
 from typing import Literal, NamedTuple
 
@@ -31,11 +32,10 @@ class Linear(eqx.Module):
     weight: Float[Array, "fan_in fan_out"]
     bias: Float[Array, " fan_out"]
 
-    def __init__(self, fan_in: int, fan_out: int, *, key: Key[Array, ""]):
-        weight_key, bias_key = jax.random.split(key)
-        bound = 1 / math.sqrt(fan_in)
-        self.weight = jax.random.uniform(weight_key, (fan_in, fan_out), minval=-bound, maxval=bound)
-        self.bias = jax.random.uniform(bias_key, (fan_out,), minval=-bound, maxval=bound)
+    def __init__(self, uniform: Float[Array, "fan_in_and_one fan_out"]):
+        """From numbers uniform in [-1, 1]: a row for each input, and one for the bias."""
+        bound = 1 / math.sqrt(len(uniform) - 1)
+        self.weight, self.bias = bound * uniform[:-1], bound * uniform[-1]
 
 
 class Affine(eqx.Module):
@@ -64,14 +64,16 @@ class Member(eqx.Module):
     head: Linear
 
     def __init__(self, inputs: int, outputs: int, config: WorldConfig, *, key: Key[Array, ""]):
-        *keys, head_key = jax.random.split(key, config.depth + 1)
-        widths = [inputs] + config.depth * [config.width]
-        self.linears = [
-            Linear(fan_in, fan_out, key=key)
-            for fan_in, fan_out, key in zip(widths[:-1], widths[1:], keys, strict=True)
-        ]
+        widths = [inputs] + config.depth * [config.width] + [2 * outputs]
+        shapes = [(fan_in + 1, fan_out) for fan_in, fan_out in itertools.pairwise(widths)]
+        ends = list(itertools.accumulate(rows * columns for rows, columns in shapes))
+        # One draw for all layers: the generator is compiled once.
+        draw = jax.random.uniform(key, ends[-1:], minval=-1, maxval=1)
+        parts = jnp.split(draw, ends[:-1])
+        *self.linears, self.head = (
+            Linear(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)
+        )
         self.affines = [Affine(config.width) for _ in self.linears] if config.layer_norm else []
-        self.head = Linear(config.width, 2 * outputs, key=head_key)
 
     def features(self, x: Float[Array, "b inputs"]) -> Float[Array, "b width"]:
         """h_L, the last hidden layer."""

@@ -1,0 +1,612 @@
+"""Fitting a world: what it learns, when it stops, what it keeps, and that it can be interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Float
+from scipy import stats
+
+from neubay import world as worlds
+from neubay.config import WorldConfig
+from neubay.data.dataset import Dataset
+from neubay.errors import NeubayError, WorldError
+from neubay.tasks import DiscreteActions, Task
+from neubay.world import FittedWorld, Member, Progress, fitting, training, transitions
+from neubay.world.fitted import CHECKPOINT_FILE
+from neubay.world.shuffle import shuffle_keys, shuffled
+from neubay.world.training import Learner, Recipe, Snapshots
+
+CONFIG = WorldConfig(width=32, depth=2, pool=4, members=3, batch=64, max_epochs=8)
+
+
+# --- A system whose truth is known ---------------------------------------------------------------
+
+
+class Linear(NamedTuple):
+    """s' ~ N(A s + B a, diag(noise)^2), r ~ N(c s, 0.2^2)."""
+
+    a: np.ndarray = np.array([[0.9, 0.2, 0.0], [-0.2, 0.9, 0.1], [0.0, 0.0, 0.7]])
+    b: np.ndarray = np.array([[0.0], [0.3], [0.5]])
+    c: np.ndarray = np.array([1.0, 0.0, -0.5])
+    noise: np.ndarray = np.array([0.1, 0.2, 0.4])
+    reward_noise: float = 0.2
+    scale: np.ndarray = np.array([1.0, 10.0, 0.1])  # units of the states as stored
+
+    def dataset(self, rows: int, seed: int = 0, name: str = "linear") -> Dataset:
+        """Transitions from independent states, each an episode of one step."""
+        rng = np.random.default_rng(seed)
+        state, action = rng.normal(size=(rows, 3)), rng.uniform(-1, 1, (rows, 1))
+        following = state @ self.a.T + action @ self.b.T + self.noise * rng.normal(size=(rows, 3))
+        reward = state @ self.c + self.reward_noise * rng.normal(size=rows)
+        arrays = (state * self.scale, action, reward, np.zeros(rows, bool), np.ones(rows, bool))
+        return Dataset.from_arrays(*arrays, following * self.scale, name=name)
+
+    def mean(self, state: np.ndarray, action: np.ndarray) -> Float[np.ndarray, "b 4"]:
+        """E[(s', r)], the states in units of `scale`."""
+        following = state @ self.a.T + action @ self.b.T
+        return np.concatenate([following, (state @ self.c)[:, None]], axis=1)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return Linear().dataset(4000)
+
+
+@pytest.fixture(scope="module")
+def fitted(dataset: Dataset) -> FittedWorld:
+    return worlds.fit(dataset, CONFIG, seed=0)
+
+
+def fresh_points(rows: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(99)
+    return rng.normal(size=(rows, 3)), rng.uniform(-1, 1, (rows, 1))
+
+
+def as_stored(state: np.ndarray, action: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(state * Linear().scale, jnp.float32), jnp.asarray(action, jnp.float32)
+
+
+def test_means_and_sigmas_approach_the_truth(fitted: FittedWorld) -> None:
+    truth, (state, action) = Linear(), fresh_points()
+    prediction = fitted.world.predict(*as_stored(state, action))
+    scaler = fitted.world.scaler
+    std = np.append(scaler.state_std / truth.scale, scaler.reward_std)
+    mean = np.asarray(prediction.mean).mean(axis=0) * std
+    mean[:, :3] += state
+    mean[:, 3] += scaler.reward_mean
+    error = np.sqrt(((mean - truth.mean(state, action)) ** 2).mean(axis=0))
+    noise = np.append(truth.noise, truth.reward_noise)
+    assert np.all(error < 0.6 * noise), error / noise
+    sigma = np.median(np.exp(prediction.log_sigma), axis=(0, 1)) * std
+    np.testing.assert_allclose(sigma, noise, rtol=0.25)
+
+
+def test_uncertainty_shrinks_with_data_and_grows_off_it(fitted: FittedWorld) -> None:
+    state, action = fresh_points()
+    little = worlds.fit(Linear().dataset(300), CONFIG, seed=0).world
+    near = fitted.world.uncertainty(*as_stored(state, action))
+    assert np.mean(near) < 0.7 * np.mean(little.uncertainty(*as_stored(state, action)))
+    far = fitted.world.uncertainty(*as_stored(6 * state, action))
+    assert np.median(far) > 3 * np.median(near)
+    assert np.mean(far > fitted.threshold(0.99)) > 0.8
+
+
+def test_thresholds_are_quantiles_of_the_data_and_one_is_the_maximum(
+    fitted: FittedWorld, dataset: Dataset
+) -> None:
+    rows = dataset.world_rows
+    measured = fitted.world.uncertainty(
+        jnp.asarray(dataset.tape.state[rows]), jnp.asarray(dataset.tape.action[rows])
+    )
+    np.testing.assert_allclose(fitted.data_uncertainty, measured, rtol=1e-5)
+    assert fitted.threshold(1.0) == fitted.data_uncertainty.max()
+    assert fitted.threshold(0.0) == fitted.data_uncertainty.min()
+    np.testing.assert_allclose(
+        np.mean(fitted.data_uncertainty <= fitted.threshold(0.9)), 0.9, atol=1e-3
+    )
+    np.testing.assert_allclose(fitted.mean_uncertainty, np.mean(measured), rtol=1e-5)
+
+
+def test_a_bandit_is_unsure_about_the_arm_it_never_saw() -> None:
+    task = Task("bandit", state_size=1, actions=DiscreteActions(2), horizon=100, reward_only=True)
+    rewards = np.random.default_rng(0).integers(0, 2, 2000).astype(float)
+    ends = np.arange(1, 2001) % 100 == 0
+    data = Dataset.from_arrays(
+        np.zeros((2000, 1)),
+        np.zeros(2000, int),
+        rewards,
+        np.zeros(2000, bool),
+        ends,
+        np.zeros((2000, 1)),
+        task=task,
+    )
+    config = CONFIG.model_copy(
+        update={
+            "width": 16,
+            "selection": "nll",
+            "improvement_kind": "absolute",
+            "improvement": 0.001,
+            "validation_max": None,
+        }
+    )
+    world = worlds.fit(data, config, seed=0).world
+    arms = jnp.eye(2)
+    seen, unseen = world.uncertainty(jnp.zeros((2, 1)), arms)
+    assert unseen > 5 * seen
+    step = world.step(
+        jnp.zeros((2, 1)), arms, jnp.zeros(2, jnp.int32), jax.random.split(jax.random.key(0), 2)
+    )
+    np.testing.assert_array_equal(step.next_state, 0)
+    probability = world.predict(jnp.zeros((1, 1)), arms[:1]).mean.mean() * world.scaler.reward_std
+    np.testing.assert_allclose(probability + world.scaler.reward_mean, rewards.mean(), atol=0.05)
+
+
+# --- Unpleasant data -----------------------------------------------------------------------------
+
+
+def episodes(state: np.ndarray, reward: np.ndarray, name: str = "odd") -> Dataset:
+    rows = len(state)
+    following = np.roll(state, -1, axis=0)
+    ends = np.ones(rows, bool)
+    action = np.linspace(-1, 1, rows)[:, None]
+    return Dataset.from_arrays(
+        state, action, reward, np.zeros(rows, bool), ends, following, name=name
+    )
+
+
+def assert_finite(fitted: FittedWorld, data: Dataset) -> None:
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(fitted.world))
+    assert np.isfinite(fitted.data_uncertainty).all() and np.isfinite(fitted.scores).all()
+    state, action = data.tape.state[:4], data.tape.action[:4]
+    keys = jax.random.split(jax.random.key(0), 4)
+    member = jnp.zeros(4, jnp.int32)
+    step = fitted.world.step(jnp.asarray(state), jnp.asarray(action), member, keys)
+    assert all(np.isfinite(leaf).all() for leaf in step)
+
+
+def test_constant_and_barely_varying_features() -> None:
+    rng = np.random.default_rng(0)
+    constant, barely = np.full(500, 1e8), 1 + 1e-7 * rng.integers(0, 3, 500)
+    state = np.stack([constant, barely, rng.normal(size=500)], axis=1)
+    data = episodes(state, np.full(500, -1.0))
+    fitted = worlds.fit(data, CONFIG, seed=0)
+    assert_finite(fitted, data)
+    scaler = fitted.world.scaler
+    assert scaler.state_std[0] == 1 and scaler.reward_std == 1
+    assert scaler.state_mean[0] == 1e8 and scaler.reward_mean == -1
+    assert 1e-9 < scaler.state_std[1] < 1e-6
+    np.testing.assert_allclose(scaler.state_std[2], state[:, 2].std(), rtol=1e-4)
+
+
+def test_ten_transitions_give_a_sane_world_and_one_gives_an_error() -> None:
+    data = Linear().dataset(10)
+    assert_finite(worlds.fit(data, CONFIG, seed=0), data)
+    with pytest.raises(WorldError, match="1 transitions"):
+        worlds.fit(Linear().dataset(1), CONFIG, seed=0)
+
+
+def test_a_pool_that_never_was_finite_is_an_error() -> None:
+    with pytest.raises(WorldError, match="only 1 of 3 members have a finite"):
+        training.select(np.array([np.inf, 0.3, np.inf], np.float32), members=2)
+
+
+# --- Members never meet --------------------------------------------------------------------------
+
+
+def test_a_member_trains_alone_as_it_does_in_the_pool(dataset: Dataset) -> None:
+    rows = dataset.world_rows[:1000]
+    epochs = transitions.Epochs(dataset, rows, batch=64, batches_per_call=100, seed=0)
+    scaler = transitions.fit_scaler(dataset)
+
+    def trained(places: list[int]) -> training.Learner:
+        alone = CONFIG.model_copy(update={"pool": 1, "members": 1})
+        recipe = Recipe.of(dataset.task, CONFIG if len(places) == CONFIG.pool else alone)
+        keys = training.member_keys(CONFIG.pool, seed=0)[jnp.asarray(places)]
+        learner, _ = training.initialise(keys, recipe)
+        for epoch in range(2):
+            for share in epochs.shares(epoch, 0):
+                shuffles = training.epoch_shuffles(keys, epoch, share.chunk)
+                learner = training.train(learner, shuffles, share, scaler, recipe)
+        return learner
+
+    pool = trained([0, 1, 2, 3])
+    for place in (0, 2):
+        alone = trained([place])
+        for leaf, one in zip(jax.tree.leaves(pool), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(leaf[place], one[0], rtol=1e-4, atol=1e-5)
+    first, second = (pool.members.head.weight[n] for n in (0, 1))
+    assert np.abs(first - second).max() > 0.1
+
+
+SHARDED = """
+import json, sys
+from pathlib import Path
+import jax
+from neubay import world
+sys.path.insert(0, sys.argv[1])
+from test_world import CONFIG, Linear
+fitted = world.fit(Linear().dataset(4000), CONFIG, seed=0)
+from neubay.world.training import best_layout
+print(json.dumps({
+    "devices": best_layout(CONFIG.pool).mesh.size,
+    "scores": fitted.scores.tolist(),
+    "uncertainty": fitted.data_uncertainty[:200].tolist(),
+}))
+"""
+
+
+def test_a_pool_over_four_devices_is_the_pool_on_one(fitted: FittedWorld) -> None:
+    flags = "--xla_force_host_platform_device_count=4"
+    result = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(Path(__file__).parent)],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sharded = json.loads(result.stdout)
+    assert sharded["devices"] == 4
+    np.testing.assert_allclose(sharded["scores"], fitted.scores, atol=1e-5)
+    np.testing.assert_allclose(sharded["uncertainty"], fitted.data_uncertainty[:200], atol=1e-5)
+
+
+# --- Stopping and selection against a slow restatement -------------------------------------------
+
+
+class Outcome(NamedTuple):
+    epochs: int
+    kept_from: list[int]  # the epoch of each member's snapshot, -1 where there is none
+    best: list[float]
+
+
+def reference(scores: np.ndarray, config: WorldConfig) -> Outcome:
+    """Early stopping as FACTS.md words it, one member and one epoch at a time."""
+    pool = scores.shape[1]
+    best, kept_from = [np.inf] * pool, [-1] * pool
+    waited = 0
+    for epoch, row in enumerate(scores):
+        anyone = False
+        for member, score in enumerate(row):
+            if not np.isfinite(score):
+                continue
+            if np.isinf(best[member]):
+                improved = True
+            else:
+                fall = np.float32(best[member]) - score
+                unit = abs(best[member]) if config.improvement_kind == "relative" else 1.0
+                improved = fall > np.float32(config.improvement) * np.float32(unit)
+            if improved:
+                best[member], kept_from[member], anyone = score, epoch, True
+        waited = 0 if anyone else waited + 1
+        if waited == config.patience or epoch + 1 == config.max_epochs:
+            return Outcome(epoch + 1, kept_from, best)
+    return Outcome(len(scores), kept_from, best)
+
+
+score_values = st.one_of(
+    st.floats(0.125, 4.0, width=32), st.sampled_from([1.0, 0.99, 0.995, np.nan, np.inf])
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(score_values, min_size=3, max_size=3), min_size=12, max_size=12),
+    st.sampled_from(["relative", "absolute"]),
+    st.integers(1, 4),
+)
+def test_stopping_and_snapshots_against_loops(
+    rows: list[list[float]], kind: str, patience: int
+) -> None:
+    scores = np.asarray(rows, np.float32)
+    config = WorldConfig(
+        width=2,
+        depth=1,
+        pool=3,
+        members=1,
+        max_epochs=10,
+        patience=patience,
+        improvement_kind=kind,
+    )
+    expected = reference(scores, config)
+
+    def marked(epoch: int) -> Member:
+        """Members whose parameters tell their epoch."""
+        return jax.tree.map(lambda leaf: np.full(leaf.shape, epoch, np.float32), blank)
+
+    keys = jax.ShapeDtypeStruct((3,), jax.random.key(0).dtype)
+    blank = jax.eval_shape(jax.vmap(lambda key: Member(1, 1, config, key=key)), keys)
+    best = Snapshots(marked(-1), jnp.full(3, jnp.inf, jnp.float32))
+    state = fitting.State(Learner(marked(-1), ()), best)
+    while not state.ended(config):
+        score = jnp.asarray(scores[state.epoch])
+        best, improved = training.keep_best(best, marked(state.epoch), score, config)
+        state.end_epoch(np.asarray(score), np.asarray(improved))
+    assert state.epoch == expected.epochs
+    for leaf in jax.tree.leaves(best.members):
+        marks = np.asarray(leaf).reshape(3, -1)
+        np.testing.assert_array_equal(marks.min(axis=1), expected.kept_from)
+        np.testing.assert_array_equal(marks.max(axis=1), expected.kept_from)
+    np.testing.assert_array_equal(best.score, np.asarray(expected.best, np.float32))
+
+
+def test_the_best_are_kept_best_first_and_come_from_their_best_epoch(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = [[5.0, 4.0, 3.0, 2.0], [1.0, 3.99, 2.9, 2.5], [1.5, 0.5, 9.0, 9.0]]
+    scores += 5 * [[9.0, 9.0, 9.0, 9.0]]
+    seen: list[Any] = []
+
+    def scripted(members: Any, *_: Any) -> jax.Array:
+        seen.append(np.asarray(members.head.bias))
+        return jnp.asarray(scores[len(seen) - 1])
+
+    monkeypatch.setattr(fitting, "validate", scripted)
+    fitted = worlds.fit(dataset, CONFIG, seed=0)
+    assert len(fitted.history) == 8  # three epochs with improvements, then five without
+    assert fitted.history[1] == worlds.EpochRecord(best=1.0, median=pytest.approx(2.7), improved=2)
+    np.testing.assert_array_equal(fitted.scores, np.asarray([1.0, 0.5, 2.9, 2.0], np.float32))
+    np.testing.assert_array_equal(fitted.kept, [1, 0, 3])
+    expected = [seen[2][1], seen[1][0], seen[0][3]]
+    np.testing.assert_array_equal(fitted.world.members.head.bias, expected)
+
+
+def test_validation_is_a_fixed_share_and_never_trained_on(dataset: Dataset) -> None:
+    rows = dataset.world_rows
+    train, validation = transitions.split_rows(rows, CONFIG, seed=0)
+    assert len(validation) == 800  # a fifth, below the cap of 1000
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, validation])), rows)
+    np.testing.assert_array_equal(transitions.split_rows(rows, CONFIG, seed=0)[1], validation)
+    assert not np.array_equal(transitions.split_rows(rows, CONFIG, seed=1)[1], validation)
+    capped = CONFIG.model_copy(update={"validation_max": 100})
+    assert len(transitions.split_rows(rows, capped, seed=0)[1]) == 100
+    assert len(transitions.split_rows(rows[:3], CONFIG, seed=0)[1]) == 1
+
+
+# --- Shuffles and streaming ----------------------------------------------------------------------
+
+
+def shuffle_of(count: int, seed: int) -> np.ndarray:
+    """A whole shuffle; positions are padded to one size, so that one is compiled."""
+    positions = np.minimum(np.arange(max(count, 5000)), count - 1)
+    return np.asarray(_shuffled(positions, count, jax.random.key(seed)))[:count]
+
+
+@jax.jit
+def _shuffled(positions: jax.Array, count: jax.Array, key: jax.Array) -> jax.Array:
+    return shuffled(positions, count, shuffle_keys(key))
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 5000), st.integers(0, 1000))
+def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
+    np.testing.assert_array_equal(np.sort(shuffle_of(count, seed)), np.arange(count))
+
+
+def test_a_shuffle_of_a_large_odd_count_is_a_permutation() -> None:
+    np.testing.assert_array_equal(np.sort(shuffle_of(1_000_003, 0)), np.arange(1_000_003))
+
+
+def test_shuffles_differ_by_member_epoch_and_chunk() -> None:
+    keys = training.member_keys(3, seed=0)
+    drawn = [training.epoch_shuffles(keys, epoch, chunk) for epoch in (0, 1) for chunk in (0, 1)]
+    assert len(np.unique(np.concatenate(drawn), axis=0)) == 12
+
+
+def test_shuffles_look_random() -> None:
+    """Every position is uniform, and so are pairs of neighbours and their differences."""
+    count, draws = 53, 4000
+    keys = jax.vmap(shuffle_keys)(jax.random.split(jax.random.key(0), draws))
+    many = jax.vmap(lambda keys: shuffled(jnp.arange(count), jnp.asarray(count), keys))
+    orders = np.asarray(jax.jit(many)(keys))
+    places = np.stack([np.bincount(orders[:, place], minlength=count) for place in range(count)])
+    statistic = ((places - draws / count) ** 2 / (draws / count)).sum()
+    assert stats.chi2.sf(statistic, (count - 1) ** 2) > 1e-3
+    differences = np.bincount(((orders[:, 1:] - orders[:, :-1]) % count).ravel())[1:]
+    assert stats.chisquare(differences).pvalue > 1e-3
+    fixed = (orders == np.arange(count)).sum(axis=1)
+    np.testing.assert_allclose((fixed.mean(), fixed.var()), 1, atol=0.1)
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(transitions, "CHUNK", 1000)
+    monkeypatch.setattr(transitions, "BLOCK", 16)
+
+
+def test_a_streamed_epoch_has_every_transition_once(dataset: Dataset, streaming: None) -> None:
+    rows = dataset.world_rows[:3777]
+    epochs = transitions.Epochs(dataset, rows, batch=64, batches_per_call=7, seed=0)
+
+    def visited(epoch: int) -> list[float]:
+        values, chunks = [], set()
+        for share in epochs.shares(epoch, 0):
+            assert share.data.row.shape == (1000,)
+            if share.chunk not in chunks:
+                values += share.data.reward[share.data.row[: share.transitions]].tolist()
+            chunks.add(share.chunk)
+        return values
+
+    first, second = visited(0), visited(1)
+    everything = sorted(dataset.tape.reward[rows].tolist())
+    assert sorted(first) == everything == sorted(second)
+    assert first != second
+    batches = sum(share.last - share.first for share in epochs.shares(0, 0))
+    assert batches == 3 * 16 + 13  # ceil(1000 / 64) thrice, ceil(777 / 64)
+    assert len(list(epochs.shares(0, 5))) == len(epochs) - 5
+
+
+# --- Interruption --------------------------------------------------------------------------------
+
+
+def interrupting(after: int, by: Callable[[], None]) -> Callable[[Progress], None]:
+    reports = 0
+
+    def report(progress: Progress) -> None:
+        nonlocal reports
+        reports += 1
+        if reports == after:
+            by()
+
+    return report
+
+
+def by_exception() -> None:
+    raise KeyboardInterrupt
+
+
+def by_signal() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def assert_same(first: FittedWorld, second: FittedWorld) -> None:
+    for one, other in zip(
+        jax.tree.leaves((first.world, first.scores, first.kept, first.data_uncertainty)),
+        jax.tree.leaves((second.world, second.scores, second.kept, second.data_uncertainty)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert first.history == second.history
+
+
+@pytest.mark.parametrize("stop", [by_exception, by_signal])
+def test_interrupted_twice_and_resumed_ends_where_the_uninterrupted_fit_ends(
+    dataset: Dataset,
+    fitted: FittedWorld,
+    tmp_path: Path,
+    stop: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fitting, "FLOPS_PER_CALL", 0)  # a call for every gradient step
+    for after in (70, 101):  # in the second epoch, and in the one after
+        with pytest.raises(KeyboardInterrupt):
+            worlds.fit(
+                dataset, CONFIG, seed=0, directory=tmp_path, progress=interrupting(after, stop)
+            )
+        assert (tmp_path / CHECKPOINT_FILE).exists()
+    resumed = worlds.fit(dataset, CONFIG, seed=0, directory=tmp_path)
+    assert not (tmp_path / CHECKPOINT_FILE).exists()
+    assert_same(resumed, fitted)
+
+
+def test_a_streamed_fit_is_sane_and_resumes_too(
+    dataset: Dataset, fitted: FittedWorld, streaming: None, tmp_path: Path
+) -> None:
+    whole = worlds.fit(dataset, CONFIG, seed=0)
+    assert np.median(whole.scores) < 1.3 * np.median(fitted.scores)
+    with pytest.raises(KeyboardInterrupt):
+        worlds.fit(
+            dataset, CONFIG, seed=0, directory=tmp_path, progress=interrupting(12, by_exception)
+        )
+    assert_same(worlds.fit(dataset, CONFIG, seed=0, directory=tmp_path), whole)
+
+
+def test_a_checkpoint_of_another_fit_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        worlds.fit(
+            dataset, CONFIG, seed=0, directory=tmp_path, progress=interrupting(2, by_exception)
+        )
+    with pytest.raises(WorldError, match="its seed is 0, asked for is 1"):
+        worlds.fit(dataset, CONFIG, seed=1, directory=tmp_path)
+    wider = CONFIG.model_copy(update={"width": 33})
+    with pytest.raises(WorldError, match="its width is 32, asked for is 33"):
+        worlds.fit(dataset, wider, seed=0, directory=tmp_path)
+    checkpoint = tmp_path / CHECKPOINT_FILE
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-200])
+    with pytest.raises(WorldError, match=r"remove .* to train from the start"):
+        worlds.fit(dataset, CONFIG, seed=0, directory=tmp_path)
+
+
+# --- The directory -------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_loaded(
+    fitted: FittedWorld, dataset: Dataset, tmp_path: Path
+) -> None:
+    worlds.save(fitted, tmp_path)
+    loaded = worlds.load(tmp_path, dataset)
+    assert_same(loaded, fitted)
+    assert (loaded.config, loaded.seed, loaded.provenance) == (CONFIG, 0, fitted.provenance)
+    assert loaded.threshold(0.9) == fitted.threshold(0.9)
+    assert_same(worlds.fit(dataset, CONFIG, seed=0, directory=tmp_path), fitted)
+    about = json.loads((tmp_path / "world.json").read_text())
+    assert about["uncertainty"]["quantiles"]["1.0"] == fitted.threshold(1.0)
+    assert about["provenance"]["jax"] == jax.__version__
+
+
+def test_a_world_of_other_data_names_both_hashes(
+    fitted: FittedWorld, dataset: Dataset, tmp_path: Path
+) -> None:
+    worlds.save(fitted, tmp_path)
+    other = Linear().dataset(50, seed=5, name="other")
+    with pytest.raises(WorldError, match=f"{dataset.hash}.*{other.hash}"):
+        worlds.load(tmp_path, other)
+    with pytest.raises(WorldError, match="another fit"):
+        worlds.fit(other, CONFIG, seed=0, directory=tmp_path)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        about = json.loads(path.read_text())
+        change(about)
+        path.write_text(json.dumps(about))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("members.npz", truncate, "damaged or of another world"),
+        ("members.npz", flip, "damaged or of another world"),
+        ("members.npz", Path.unlink, "cannot be read"),
+        ("data_uncertainty.npy", flip, "damaged or of another world"),
+        ("world.json", truncate, "not valid JSON"),
+        ("world.json", Path.unlink, "not a world"),
+        ("world.json", edited(lambda about: about.update(layout=99)), "layout 99"),
+        ("world.json", edited(lambda about: about.pop("scores")), "damaged"),
+        ("world.json", edited(lambda about: about["config"].update(widht=1)), "widht"),
+        ("world.json", edited(lambda about: about["config"].update(width=64)), "expected float32"),
+        ("world.json", edited(lambda about: about["dataset"].update(transitions=7)), "per trans"),
+    ],
+)
+def test_a_damaged_directory_is_an_error_that_says_where(
+    fitted: FittedWorld,
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[Path], None],
+    message: str,
+) -> None:
+    worlds.save(fitted, tmp_path)
+    damage(tmp_path / name)
+    with pytest.raises(NeubayError, match=message) as caught:
+        worlds.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_unfinished_world_is_not_a_world(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT_FILE).touch()
+    with pytest.raises(WorldError, match="unfinished"):
+        worlds.load(tmp_path)

@@ -71,6 +71,7 @@ def logs(draw: st.DrawFn) -> Log:
     horizon=st.integers(1, 12),
     by_timeouts_only=st.booleans(),
     block_rows=st.integers(1, 9),
+    long_run=st.sampled_from([0, 10**6]),
 )
 def test_tape_is_what_it_is_by_hand(
     log: Log,
@@ -79,13 +80,17 @@ def test_tape_is_what_it_is_by_hand(
     horizon: int,
     by_timeouts_only: bool,
     block_rows: int,
+    long_run: int,
 ) -> None:
     task = small_task(
         log, horizon=horizon, split_by_timeouts_only=by_timeouts_only, reward_shift=-1.0
     )
     arrays = log.arrays(successors=successors, timeouts=timeouts)
     expected = tape_by_hand(log, successors=successors, timeouts=timeouts, task=task)
-    with mock.patch("neubay.data.rows.BLOCK_ROWS", block_rows):
+    with (
+        mock.patch("neubay.data.rows.BLOCK_ROWS", block_rows),
+        mock.patch("neubay.data.layout.LONG_RUN", long_run),
+    ):
         if not expected:
             with pytest.raises(DatasetError, match="no step with a successor"):
                 Dataset.from_arrays(**arrays, task=task)

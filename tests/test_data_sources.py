@@ -258,6 +258,10 @@ def test_a_task_of_another_size_names_both(tmp_path: Path) -> None:
         ("minari:no/such-v0", "minari download no/such-v0"),
         ("nul\0.hdf5", "no such file"),
         ("x" * 5000, "no such file"),
+        ("~nobody-of-that-name/log.hdf5", "no such file"),
+        ("minari:" + "x" * 5000, "cannot be read|no such folder"),
+        ("minari:nul\0", "cannot be read|no such folder"),
+        ("minari:~nobody-of-that-name/log", "no such folder"),
     ],
 )
 def test_what_cannot_be_found_says_what_to_do(

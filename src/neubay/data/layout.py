@@ -164,7 +164,7 @@ def expected_rows(rows: Rows, flags: Flags) -> int:
 
 
 def as_float32(values: np.ndarray) -> Float[np.ndarray, "..."]:
-    """As float32; what is too large for it becomes infinite, and is found by `odd_rows`."""
+    """As float32; what is too large for it becomes infinite, to be found as such."""
     if values.dtype == np.float32:
         return values
     with np.errstate(over="ignore", invalid="ignore"):

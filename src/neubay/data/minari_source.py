@@ -4,6 +4,7 @@ Episodes come whole and with their final state: nothing has to be split or guess
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,10 @@ ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 def is_minari_folder(path: Path) -> bool:
     """The folder holds a Minari dataset."""
-    return (path / "data" / "metadata.json").is_file()
+    try:
+        return (path / "data" / "metadata.json").is_file()
+    except OSError:  # a name too long, or a folder that may not be entered
+        return False
 
 
 def list_minari() -> list[str]:
@@ -196,11 +200,11 @@ def open_minari(where: str) -> MinariSource:
 
 def _folder(where: str) -> Path:
     """The folder of a dataset, given itself or as an id."""
-    path = Path(where).expanduser()
+    path = Path(where)
     for candidate in (path, path.parent):
         if is_minari_folder(candidate) and (candidate is path or path.name == "data"):
             return candidate
-    if path.is_dir():
+    if os.path.isdir(path):
         raise DatasetError(
             f"{path}: is not a Minari dataset: it has no data/metadata.json. Give the folder that "
             "has one."

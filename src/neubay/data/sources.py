@@ -11,6 +11,7 @@ What a file holds is told by the names of its arrays, not by its prefix or its e
 """
 
 import difflib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Place:
 
     @property
     def path(self) -> Path:
-        return Path(self.where).expanduser()
+        return Path(self.where)
 
 
 def load(
@@ -95,15 +96,15 @@ def locate(spec: str) -> Place:
         if not rest:
             raise DatasetError(f"'{spec}': a path or a name is missing after the colon.")
         if scheme in ("builtin", "minari"):
-            return Place("builtin" if scheme == "builtin" else "minari", rest)
+            return Place("builtin" if scheme == "builtin" else "minari", os.path.expanduser(rest))
         spec = rest
     elif not spec.strip():
         raise DatasetError("no dataset given: name a path, such as d4rl:PATH.hdf5.")
     elif spec in builtin.NAMES:
         return Place("builtin", spec)
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
     if _exists(path):
-        return Place("minari" if is_minari_folder(path) else "file", spec)
+        return Place("minari" if is_minari_folder(path) else "file", str(path))
     if spec in download.FILES:
         cached = download.cached_path(spec)
         if cached is None:

@@ -22,6 +22,8 @@ from neubay.errors import NeubayError
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "world, agent and evaluation in one call"),
     "bench": ("bench:bench", "each stage against the machine's own matmul rate"),
+    "world": ("world:train", "train a posterior over worlds on a dataset"),
+    "world info": ("world:info", "what a world directory holds"),
     "data list": (
         "data:list_datasets",
         "datasets the paper uses, the built-in one, and local ones",

@@ -1,0 +1,105 @@
+"""`neubay world`: train a world, or show one."""
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from neubay.commands.options import Settings, Unprefixed, default_preset, parse, world_defaults
+from neubay.config import WorldConfig
+
+if TYPE_CHECKING:
+    from neubay.world import FittedWorld
+
+_ZETAS = (0.5, 0.9, 0.99, 0.999, 1.0)
+
+
+@dataclass(frozen=True)
+class WorldFlags:
+    settings: Annotated[Settings, Unprefixed]
+    values: Annotated[WorldConfig, Unprefixed]
+    seed: int = 0
+    """Of the members, their shuffles and the validation split."""
+    out: Path | None = None
+    """The world directory; by default where 'neubay train' looks for a world of these settings."""
+
+
+def train(arguments: list[str]) -> int:
+    """Parse, announce, train, show."""
+    flags = parse(
+        WorldFlags,
+        Settings,
+        world_defaults,
+        arguments,
+        prog="neubay world",
+        description="Train a posterior over worlds on a dataset. An interrupted training goes on "
+        "where it was when the same command is given again.",
+    )
+    from neubay import data, experiment, world
+    from neubay.commands.display import world_progress
+
+    console = Console(highlight=False)
+    settings, config = flags.settings, flags.values
+    dataset = data.load(settings.dataset, settings.task)
+    directory = flags.out or experiment.world_directory(dataset, config, flags.seed)
+    console.print(
+        f"[bold]{dataset.name}[/]: {len(dataset.world_rows):,} transitions; preset "
+        f"{settings.preset or default_preset()}: {config.pool} members of {config.depth} x "
+        f"{config.width}, the best {config.members} kept\nworld directory {directory}"
+    )
+    begun = time.monotonic()
+    try:
+        with world_progress(console, config) as progress:
+            fitted = world.fit(dataset, config, flags.seed, directory=directory, progress=progress)
+    except KeyboardInterrupt:
+        command = shlex.join(["neubay", "world", *arguments])
+        console.print(f"stopped after {time.monotonic() - begun:.0f} s; to go on: {command}")
+        raise
+    show(console, fitted)
+    return 0
+
+
+def info(directory: tyro.conf.Positional[Path]) -> None:
+    """Show what a world directory holds.
+
+    Args:
+        directory: what `neubay world` wrote.
+    """
+    from neubay import world
+
+    show(Console(highlight=False), world.load(directory))
+
+
+def show(console: Console, fitted: "FittedWorld") -> None:
+    """A world in a few lines."""
+    config, scaler, history = fitted.config, fitted.world.scaler, fitted.history
+    scores = fitted.scores[np.isfinite(fitted.scores)]
+    kept = fitted.scores[fitted.kept]
+    norm = "LayerNorm" if config.layer_norm else "no LayerNorm"
+    outputs = "the reward" if fitted.world.reward_only else "next state and reward"
+    thresholds = [f"{fitted.threshold(zeta):.4g} ({zeta:g})" for zeta in _ZETAS]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    rows = {
+        "data": f"{fitted.dataset_name}, {len(fitted.data_uncertainty):,} transitions, "
+        f"hash {fitted.dataset_hash}",
+        "members": f"the best {config.members} of {config.pool}, {config.depth} x {config.width}, "
+        f"{norm}; from {len(scaler.state_mean)} states and {len(scaler.action_mean)} actions to "
+        f"{outputs}",
+        f"validation {config.selection.upper()}": f"kept {kept.min():.4g} to {kept.max():.4g}; "
+        f"pool median {np.median(scores):.4g}, worst {scores.max():.4g}",
+        "training": f"{len(history)} epochs in {fitted.seconds:.0f} s, seed {fitted.seed}, "
+        f"learning rate {config.learning_rate:g}, batch {config.batch}",
+        "uncertainty": f"{config.quantifier}, mean {fitted.mean_uncertainty:.4g}",
+        "thresholds (zeta)": ", ".join(thresholds),
+        "versions": ", ".join(f"{name} {value}" for name, value in fitted.provenance.items()),
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    console.print(table)

@@ -291,7 +291,7 @@ _CPU: dict[str, Any] = {
         "encoder_lr": 3e-4,
         "head_lr": 1e-3,
         "alpha_lr": 1e-3,
-        "steps": 12_000,
+        "steps": 16_000,
         "tape": None,
         "buffer": 2_000_000,
     },
@@ -301,6 +301,16 @@ _CPU: dict[str, Any] = {
 # What a benchmark changes in the reduced setting. The bandit's world is small as it is, and its
 # agent is one of the smallest that remembers a whole episode; docs/results/bandit.md.
 _CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
+    "locomotion": {
+        "world": {"max_epochs": 30},
+        "agent": {
+            "encoder_lr": 1e-4,
+            "head_lr": 5e-4,
+            "alpha_lr": 5e-4,
+            "steps": 100_000,
+        },
+        "evaluation": {"evaluations": 20},
+    },
     "bandit": {
         "world": {"width": 16, "depth": 2, "pool": 128, "members": 100, "max_epochs": 500},
         "rollout": {"rollouts": 100},

@@ -301,7 +301,9 @@ def test_sources_that_cannot_be_opened_are_a_finding(tmp_path: Path) -> None:
     assert missing.severity == "error"
     assert "no such file" in missing.message
     (tmp_path / "log.hdf5").write_bytes(b"")
-    assert "is empty" in only(validate(tmp_path / "log.hdf5")).message
+    empty = only(validate(f"d4rl:{tmp_path}/log.hdf5"))
+    assert (empty.file, empty.message) == (f"{tmp_path}/log.hdf5", "is empty")
+    assert empty.remedy.startswith("Copy, record or download")
     assert "unknown task" in only(validate(tmp_path / "log.hdf5", "no such task")).message
 
 

@@ -58,9 +58,12 @@ def _findings(source: str | Path | Dataset, task: Task | None) -> list[Finding]:
     place = locate(str(source))
     if place.kind != "file":
         return _findings(load(source, task), task)
-    with open_rows(place.path) as (rows, recorded):
-        known, _ = identity(place.path.name, recorded, task)
-        return row_findings(rows, known)
+    try:
+        with open_rows(place.path) as (rows, recorded):
+            known, _ = identity(place.path.name, recorded, task)
+            return row_findings(rows, known)
+    except NeubayError as problem:
+        return [from_error(problem, place.where)]
 
 
 def row_findings(rows: Rows, task: Task | None) -> list[Finding]:

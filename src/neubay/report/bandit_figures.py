@@ -74,7 +74,11 @@ def _draw_returns(axes: Axes, summaries: Sequence[Summary], p1: str) -> None:
     agent = next(iter(summaries[0]["agents"]))
     best = [summary["agents"][agent]["bandits"][p1]["optimal_return"] for summary in summaries]
     axes.axhline(
-        float(np.mean(best)), color=INK, linewidth=1.2, linestyle=_DASHED, label="exact optimum"
+        float(np.mean(best)),
+        color=INK,
+        linewidth=1.2,
+        linestyle=_DASHED,
+        label="exact optimum for λ = 0",
     )
     axes.axhline(0.5, color=MUTED, linewidth=0.9, linestyle=":")
     axes.set_title(f"p₁ = {p1}")

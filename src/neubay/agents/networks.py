@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from neubay.config import AgentConfig
-from neubay.memory import Encoder, Linear, Memory, NoMemory, matmul, normed_leaky_relu
+from neubay.memory import Encoder, Linear, Memory, NoMemory, activate, matmul
 from neubay.tape import AgentInput, AnyArray
 
 LOG_SIGMA_RANGE = (-5.0, 2.0)
@@ -50,13 +50,13 @@ class Head(eqx.Module):
         self.out = Linear(width, out, rng=rng)
 
     def __call__(self, x: Float[Array, "*rows into"]) -> Float[Array, "*rows out"]:
-        return self.after_first(self.layers[0](x))
+        return self.after_first(self.layers[0].centred()(x))
 
     def after_first(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows out"]:
-        """The rest of the head, given what its first Linear yields."""
-        x = normed_leaky_relu(x)
+        """The rest of the head, given what its first Linear, centred, yields."""
+        x = activate(x)
         for layer in self.layers[1:]:
-            x = normed_leaky_relu(layer(x))
+            x = activate(layer.centred()(x))
         return self.out(x)
 
 
@@ -138,7 +138,7 @@ class Critic(eqx.Module):
 
 def q_embed(head: Head, features: Float[Array, "rows width"]) -> Float[Array, "rows units"]:
     """What the features give to a critic head's first Linear, whatever the action."""
-    first = head.layers[0]
+    first = head.layers[0].centred()
     return matmul(features, first.weight[: features.shape[-1]]) + first.bias
 
 
@@ -146,7 +146,7 @@ def q_value(
     head: Head, embedded: Float[Array, "rows units"], action: Float[AnyArray, "rows a"]
 ) -> Float[Array, " rows"]:
     """Q(h_t, a) of one head, from `q_embed` of the features."""
-    from_action = head.layers[0].weight[-action.shape[-1] :]
+    from_action = head.layers[0].centred().weight[-action.shape[-1] :]
     return head.after_first(embedded + matmul(jnp.asarray(action), from_action))[..., 0]
 
 

@@ -17,7 +17,7 @@ compile than all of them take to draw.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -191,7 +191,7 @@ class Linear(eqx.Module):
     def __call__(self, x: Float[Array, "*batch into"]) -> Float[Array, "*batch out"]:
         return matmul(x, self.weight) + self.bias
 
-    def centred(self) -> Self:
+    def centred(self) -> "Linear":
         """The same Linear with the mean over its outputs taken off.
 
         That is the first half of a LayerNorm. Done to the weights instead of to every row, it

@@ -42,16 +42,16 @@ class Remembering:
 
 
 def countdown_task(**changes) -> Task:
-    settings = dict(
-        name="countdown",
-        state_size=2,
-        actions=ContinuousActions(np.array([-2.0]), np.array([2.0])),
-        horizon=100,
-        make_env=Countdown,
-        env_name="Countdown",
-        reward_shift=-1.0,
-        reference=Reference(0.0, 10.0, "by hand"),
-    )
+    settings = {
+        "name": "countdown",
+        "state_size": 2,
+        "actions": ContinuousActions(np.array([-2.0]), np.array([2.0])),
+        "horizon": 100,
+        "make_env": Countdown,
+        "env_name": "Countdown",
+        "reward_shift": -1.0,
+        "reference": Reference(0.0, 10.0, "by hand"),
+    }
     return Task(**(settings | changes))
 
 

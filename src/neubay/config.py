@@ -80,7 +80,7 @@ class RolloutConfig(Section):
     redraw_member: bool = False
     """Draw a new member at every step (MBPO style) instead of one per rollout."""
     halt_penalty: float | None = None
-    """MOReL: crossing the threshold is terminal and costs this much; none leaves it a truncation."""
+    """MOReL: crossing the threshold is terminal and costs this much; none: it only truncates."""
 
 
 class AgentConfig(Section):
@@ -123,7 +123,7 @@ class AgentConfig(Section):
     buffer: int = Field(40_000_000, ge=1)
     """Rows the replay holds before it overwrites the oldest trajectories."""
     epsilon_final: float = Field(0.1, ge=0, le=1)
-    """Discrete control: exploration falls from 1 to this over the first `epsilon_share` of steps."""
+    """Discrete control: exploration falls from 1 to this over a first share of the steps."""
     epsilon_share: float = Field(0.1, gt=0, le=1)
 
     @model_validator(mode="after")

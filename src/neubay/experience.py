@@ -1,4 +1,4 @@
-"""Where a gradient step's tapes come from: imagination poured into the replay, or the data alone."""
+"""Where the tapes of a gradient step come from: imagination by way of the replay, or the data."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""One call from data to a scored policy: world (reused where one matches), agent, evaluation, files.
+"""One call from data to a scored policy: world (reused if one matches), agent, evaluation, files.
 
 A run directory holds
 
@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from neubay import data, imagination, runs, tracking, world
+from neubay.algorithm import Trained, tape_rows, train_agent
 from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, updated
 from neubay.config import preset as config_preset
 from neubay.data.dataset import Dataset
@@ -30,7 +31,6 @@ from neubay.experience import rollout_rules
 from neubay.policy import Policy
 from neubay.tasks import published_settings
 from neubay.tracking import Tracker
-from neubay.algorithm import Trained, tape_rows, train_agent
 from neubay.world import FittedWorld
 
 LAYOUT = 1

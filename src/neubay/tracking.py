@@ -53,9 +53,7 @@ def tensorboard(directory: Path) -> Tracker:
 def wandb(project: str, name: str, config: dict[str, Any], directory: Path) -> Tracker:
     """Scalars for Weights & Biases; `WANDB_MODE=offline` keeps them local."""
     package = _needs("wandb", "Weights & Biases")
-    run = cache(
-        lambda: package.init(project=project, name=name, config=config, dir=str(directory))
-    )
+    run = cache(lambda: package.init(project=project, name=name, config=config, dir=str(directory)))
 
     def track(row: Row) -> None:
         values = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
@@ -79,9 +77,12 @@ def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in row.items():
         if isinstance(value, dict):
             yield from scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            if name != "step" and math.isfinite(value):
-                yield prefix + name, float(value)
+        elif name != "step" and _is_number(value) and math.isfinite(value):
+            yield prefix + name, float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _finite(value: Any) -> Any:

@@ -26,7 +26,7 @@ def bench(
     from neubay import runs
 
     console = Console(highlight=False)
-    stages = list(measuring.STAGES) if stage == "all" else [stage]
+    stages: list[str] = list(measuring.STAGES) if stage == "all" else [stage]
     with console.status("") as status:
         measured = measuring.results(stages, lambda name: status.update(name))
     table = Table("case", "GFLOP/s", "of matmul", "compile s", "peak MB", box=None)

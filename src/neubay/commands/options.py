@@ -87,20 +87,22 @@ def _with_file(config: TrainConfig, path: Path) -> TrainConfig:
         raise ConfigError(f"{path}: {error}") from None
 
 
-Flags = TypeVar("Flags", bound="WithSettings")
+Flags = TypeVar("Flags", bound="DataclassFlags")
 Unprefixed = tyro.conf.arg(name="")
 
 
 @runtime_checkable
-class WithSettings(Protocol):
+class DataclassFlags(Protocol):
     """Flags of a command: `settings` decide the defaults of `values`."""
+
+    def __init__(self, *, settings: Any, values: Any) -> None: ...
 
     @property
     def settings(self) -> Any: ...
 
 
 def parse(
-    flags: Callable[..., Flags],
+    flags: type[Flags],
     settings: type[Settings],
     defaults: Callable[[Any], Any],
     arguments: list[str],

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal
 
 import tyro
 
@@ -87,29 +87,18 @@ def _with_file(config: TrainConfig, path: Path) -> TrainConfig:
         raise ConfigError(f"{path}: {error}") from None
 
 
-Flags = TypeVar("Flags", bound="DataclassFlags")
 Unprefixed = tyro.conf.arg(name="")
 
 
-@runtime_checkable
-class DataclassFlags(Protocol):
-    """Flags of a command: `settings` decide the defaults of `values`."""
-
-    def __init__(self, *, settings: Any, values: Any) -> None: ...
-
-    @property
-    def settings(self) -> Any: ...
-
-
 def parse(
-    flags: type[Flags],
+    flags: type[Any],
     settings: type[Settings],
     defaults: Callable[[Any], Any],
     arguments: list[str],
     *,
     prog: str,
     description: str,
-) -> Flags:
+) -> Any:
     """Read `arguments` into `flags`, a dataclass with the fields `settings` and `values`, whose
     defaults `defaults` makes from the settings."""
     guess = _glimpse(settings, arguments)

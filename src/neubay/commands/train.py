@@ -34,7 +34,7 @@ class TrainFlags:
 
 def train(arguments: list[str]) -> int:
     """Parse, announce, run, summarise."""
-    flags = parse(
+    flags: TrainFlags = parse(
         TrainFlags,
         TrainSettings,
         train_defaults,

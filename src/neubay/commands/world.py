@@ -32,7 +32,7 @@ class WorldFlags:
 
 def train(arguments: list[str]) -> int:
     """Parse, announce, train, show."""
-    flags = parse(
+    flags: WorldFlags = parse(
         WorldFlags,
         Settings,
         world_defaults,

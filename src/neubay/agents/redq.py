@@ -229,3 +229,25 @@ def _q(
     heads: Head, features: Float[Array, "rows width"], action: Float[AnyArray, "rows a"]
 ) -> Float[Array, "heads rows"]:
     return lax.map(lambda head: q_value(head, q_embed(head, features), action), heads)
+
+
+def update_flops(state_size: int, action_size: int, config: AgentConfig, rows: int) -> int:
+    """Floating-point operations of the matrix products of one gradient step, from their shapes."""
+    width, memory = config.width, 2 * config.memory_size
+    if config.memory == "none":
+        features, project, blocks = state_size, 0, 0
+    else:
+        features, project = width, (state_size + action_size + 1) * width
+        blocks = config.memory_layers * (2 * width * memory + width * 2 * width)
+    deeper = (config.head_depth - 1) * width * width
+    # A product costs once forwards, once for its weights' gradient, once for its input's; what
+    # comes from the tape needs no gradient, nor do weights where the critic judges the policy.
+    embed, from_action, rest = features * width, action_size * width, deeper + width
+    encoder = 2 * project + 3 * blocks
+    actor = encoder + 3 * (features * width + deeper + width * 2 * action_size)
+    critic = encoder + config.heads * (3 * embed + 2 * from_action + 3 * rest)
+    judging = config.heads * (2 * from_action + 2 * rest)
+    target = project + blocks + config.target_heads * (embed + from_action + rest)
+    if config.memory == "none":  # the states need no gradient either
+        actor, critic = actor - features * width, critic - config.heads * embed
+    return 2 * rows * (actor + critic + judging + target)

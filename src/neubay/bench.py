@@ -8,6 +8,7 @@ Every case runs in a process of its own, so that its memory can be told apart.
 """
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from neubay.world.transitions import Epochs, Transitions, fit_scaler, split_rows
 MATMUL = (2048, 256, 256)
 _MATMULS_PER_TURN = 100
 _WORLD_FLOPS = 2e11  # of the gradient steps timed in one turn
+_AGENT_FLOPS = 5e10
 
 
 class Measurement(NamedTuple):
@@ -152,13 +154,41 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
         return learner
 
     compile_s = compile_seconds(epoch_of_one_step)
-    result = measure(call, steps * step_flops)._replace(compile_s=compile_s)
+    result = measure(call, float(steps * step_flops))._replace(compile_s=compile_s)
     return _record(result) | {
         "peak_mb": peak_mb() - before,
         "step_s": result.seconds / steps,
         "pool": pool,
         "rows": rows,
     }
+
+
+# --- The agent -----------------------------------------------------------------------------------
+
+
+def bench_agent(task: str, size: Preset) -> dict[str, Any]:
+    """Gradient steps of the agent on tapes of the preset's length, half of their rows imagined."""
+    known = get_task(task)
+    config = preset(size, Published(benchmark=known.benchmark)).agent
+    before = peak_mb()
+    agent = redq.Agent(known.state_size, known.actions.size, config)
+    rows = config.tape or 512 * math.ceil((known.horizon + 1) / 512)
+    step_flops = redq.update_flops(agent.state_size, agent.action_size, config, rows)
+    batches = max(int(_AGENT_FLOPS / step_flops), 2)
+    tape = made_up_dataset(known, batches * rows).tape
+    tape = tape._replace(real=np.arange(len(tape.start)) % 2 == 0)
+    tapes = jax.tree.map(
+        lambda field: jnp.asarray(field).reshape(batches, rows, *field.shape[1:]), tape
+    )
+    state = agent.init(jax.random.key(0))
+
+    def call() -> Any:
+        nonlocal state
+        state, metrics = agent.update(state, tapes)
+        return metrics
+
+    result = measure(call, float(batches * step_flops))
+    return _record(result) | {"peak_mb": peak_mb() - before, "step_s": result.seconds / batches}
 
 
 def _record(result: Measurement) -> dict[str, Any]:

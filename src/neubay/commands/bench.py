@@ -14,13 +14,13 @@ def bench(
     stage: tyro.conf.Positional[Stage] = "all",
     *,
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
-    docs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+    write_docs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
 ) -> None:
     """Measure stages as shares of the machine's own matmul rate in the same run.
 
     Args:
         json: Write the figures to this file.
-        docs: Put the tables into this Markdown file, such as docs/benchmarks.md.
+        write_docs: Put the tables into this Markdown file, such as docs/benchmarks.md.
     """
     from neubay import bench as measuring
     from neubay import runs
@@ -39,9 +39,9 @@ def bench(
     console.print(table)
     if json is not None:
         runs.atomic_write_json(json, measured)
-    if docs is not None:
+    if write_docs is not None:
         for name in stages:
-            measuring.write_markdown(docs, name, measuring.markdown(measured, name))
+            measuring.write_markdown(write_docs, name, measuring.markdown(measured, name))
 
 
 COLUMNS = (("gflops", ".0f"), ("ratio", ".2f"), ("compile_s", ".1f"), ("peak_mb", ".0f"))

@@ -1,0 +1,89 @@
+"""The bench: honest flop counts, tables that leave the rest of a file alone, cases that fail."""
+
+import json
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from neubay import bench, cli
+from neubay.config import WorldConfig
+from neubay.errors import NeubayError
+from neubay.tasks import get_task
+from neubay.world import training
+from neubay.world.model import Member
+from neubay.world.transitions import Batch
+
+
+def test_flops_of_a_step_are_those_of_its_matrix_products() -> None:
+    """The compiler counts them too, and a little for everything else."""
+    config = WorldConfig(width=48, depth=3, batch=64, pool=1, members=1)
+    shaped = jax.ShapeDtypeStruct
+    member = jax.eval_shape(lambda: Member(7, 5, config, key=jax.random.key(0)))
+    batch = Batch(shaped((64, 7), "f4"), shaped((64, 5), "f4"), shaped((64,), bool))
+    compiled = jax.jit(jax.grad(training.loss)).lower(member, batch).compile()
+    counted = training.training_flops(7, 5, config)
+    assert counted <= compiled.cost_analysis()["flops"] <= 1.35 * counted
+
+
+def test_turns_compare_the_best_of_both() -> None:
+    def call() -> jax.Array:
+        time.sleep(0.01)
+        return jax.numpy.zeros(())
+
+    measured = bench.measure(call, flops=1e9, turns=3)
+    assert 50 < measured.gflops < 100.1  # 1e9 flops in a little more than 10 ms
+    assert measured.ratio == measured.gflops / measured.matmul_gflops
+    assert measured.compile_s >= 0
+
+
+def test_a_small_world_has_all_its_figures() -> None:
+    figures = bench.bench_world(pool=2, rows=600)
+    assert {"gflops", "ratio", "compile_s", "peak_mb", "step_s"} <= figures.keys()
+    assert all(value >= 0 for value in figures.values())
+
+
+def test_made_up_data_has_the_tasks_sizes_and_whole_episodes() -> None:
+    task = get_task("d4rl/halfcheetah")
+    dataset = bench.made_up_dataset(task, 3003)
+    assert dataset.episodes == 3
+    assert dataset.tape.state.shape == (3003, 17) and dataset.tape.action.shape == (3003, 6)
+    assert len(dataset.world_rows) == 3 * 999  # the transition at a timeout is left out
+
+
+def test_a_table_is_put_between_its_markers(tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "benchmarks.md"
+    bench.write_markdown(path, "world", "first")
+    text = path.read_text() + "\nwritten by hand\n"
+    path.write_text(text)
+    bench.write_markdown(path, "agent", "other")
+    bench.write_markdown(path, "world", "second")
+    written = path.read_text()
+    assert "first" not in written and written.count("written by hand") == 1
+    assert "<!-- bench:world -->\nsecond\n<!-- /bench:world -->" in written
+    assert "<!-- bench:agent -->\nother\n<!-- /bench:agent -->" in written
+
+
+def test_the_command_prints_and_writes_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"gflops": 90.0, "ratio": 0.5, "compile_s": 3.0, "peak_mb": 300.0}
+    case = bench.Case("pool 8", "bench_world", {"pool": 8, "rows": 10})
+    monkeypatch.setattr(bench, "STAGES", {"world": [case]})
+    monkeypatch.setattr(bench, "run_case", lambda case: {**figures, "matmul_gflops": 180.0})
+    report, docs = tmp_path / "bench.json", tmp_path / "benchmarks.md"
+    with pytest.raises(SystemExit) as finished:
+        cli.main(["bench", "world", "--json", str(report), "--write-docs", str(docs)])
+    assert finished.value.code == 0
+    assert "0.50" in capsys.readouterr().out
+    written = json.loads(report.read_text())
+    assert written["matmul_gflops"] == 180.0
+    assert written["cases"] == {"world, pool 8": figures}
+    assert "| pool 8 | 90 | 0.50 | 3.0 | 300 |" in docs.read_text()
+
+
+@pytest.mark.faults
+def test_a_case_that_fails_says_which_and_why() -> None:
+    with pytest.raises(NeubayError, match=r"'broken' failed:\n[^$]*negative"):
+        bench.run_case(bench.Case("broken", "bench_world", {"pool": 2, "rows": -600}))

@@ -332,6 +332,7 @@ def test_compounding_tells_the_step_at_which_errors_explode() -> None:
     assert result.comparison.passes_at == expected
     assert result.comparison.explodes and result.comparison.median_explodes
     assert result.comparison.largest_ratio == pytest.approx(ratio.max())
+    assert [calm.last_error_p95, wild.last_error_p95] == pytest.approx([h[-1] for h in high])
     assert calm.diverges_at is None
     assert wild.diverges_at is not None
     states = recorded.state.reshape(-1, 2)

@@ -337,6 +337,10 @@ class WorldErrors(Record):
     """RMS(ŝ_t)."""
     reward_bias: Band
     """r̂_t - r_t."""
+    last_error_median: float
+    """The median of the error after the longest rollout's last step."""
+    last_error_p95: float
+    """The same for the 95th percentile."""
     overflowed: int
     """Rollouts that overflowed float32 before their recording ended."""
     diverges_at: int | None
@@ -468,6 +472,8 @@ def _world_errors(
         state_error=error,
         state_norm=Band.of(played.state_norm, live),
         reward_bias=Band.of(played.reward_bias, live),
+        last_error_median=float(error.median[-1]),
+        last_error_p95=float(error.high[-1]),
         overflowed=int(played.overflowed.sum()),
         diverges_at=_first_step(error.high > EXPLOSION * spread),
         median_diverges_at=_first_step(error.median > EXPLOSION * spread),

@@ -110,9 +110,9 @@ def _explosions(results: Sequence[Mapping[str, Any]]) -> str:
                 str(result["longest"]),
                 _step(comparison["passes_at"]),
                 _step(comparison["median_passes_at"]),
-                _factor(comparison["largest_ratio"]),
                 _yes(comparison["explodes"]),
                 _yes(comparison["median_explodes"]),
+                f"{_spreads(with_norm, result)} / {_spreads(without, result)}",
                 f"{_step(with_norm['diverges_at'])} / {_step(without['diverges_at'])}",
                 f"{with_norm['overflowed']} / {without['overflowed']}",
             )
@@ -124,10 +124,10 @@ def _explosions(results: Sequence[Mapping[str, Any]]) -> str:
             "longest rollout",
             "p95 without > 10 x with at step",
             "median without > 10 x with at step",
-            "largest ratio of p95",
             "explodes without",
             "median explodes without",
-            "p95 > 10 x spread at step, with / without",
+            "last p95 in spreads, with / without",
+            "p95 > 10 spreads at step, with / without",
             "overflowed, with / without",
         ),
         rows,
@@ -141,8 +141,8 @@ def _explosions(results: Sequence[Mapping[str, Any]]) -> str:
         diverged = [world["diverges_at"] is not None for world in worlds]
         overflowed = [world["overflowed"] > 0 for world in worlds]
         lines.append(
-            f"{name} LayerNorm the 95th percentile passes 10 times the spread of the data in "
-            f"{_of(diverged)} setups, and rollouts overflow in {_of(overflowed)}."
+            f"{name} LayerNorm it passes 10 spreads of the data in {_of(diverged)} setups, "
+            f"and rollouts overflow in {_of(overflowed)}."
         )
     return f"{table}\n\n" + "\n".join(lines)
 
@@ -157,9 +157,9 @@ def _safeguards(results: Sequence[Mapping[str, Any]]) -> str:
                     world["trained_on"],
                     result["data"],
                     _yes(world["layer_norm"]),
-                    _number(world["spearman"]),
+                    _score(world["spearman"]),
                     _percent(world["severe"]),
-                    _number(world["auroc"]),
+                    _score(world["auroc"]),
                     _percent(cut["beyond"]),
                     _percent(cut["false_safe"]),
                     f"{cut['horizon_median']:.0f} / {cut['horizon_q75']:.0f}",
@@ -198,8 +198,8 @@ def _calibrations(results: Sequence[Mapping[str, Any]]) -> str:
                     assessed["data"],
                     _yes(result["layer_norm"]),
                     _percent(assessed["dangerous"]),
-                    _number(assessed["auroc"]),
-                    _number(assessed["spearman"]),
+                    _score(assessed["auroc"]),
+                    _score(assessed["spearman"]),
                     *(_percent(each["false_safe"]) for each in assessed["separations"][1:]),
                     _percent(last["false_alarm"]),
                     f"{_percent(middle['member'])} / {_percent(middle['mixture'])}",
@@ -249,8 +249,14 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _factor(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0e}"
+def _spreads(world: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """The 95th percentile of the last error in units of the data's spread."""
+    spreads = world["last_error_p95"] / result["spread"]
+    return f"{spreads:.1f}" if spreads < 1000 else f"{spreads:.0e}"
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _percent(share: float | None) -> str:

@@ -45,7 +45,7 @@ from neubay.world.transitions import Epochs, Transitions, fit_scaler, split_rows
 FLOPS_PER_CALL = 1e12
 """Work of one call at most, so that progress shows and an interrupt is answered in seconds."""
 CHECKPOINT_SECONDS = 60.0
-_UNCERTAINTY_ROWS = 512  # transitions that all members predict at once
+_UNCERTAINTY_ROWS = 128  # transitions that all members predict at once; few, to stay in cache
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,13 +128,18 @@ def normalised_block(
     scale: Float[Array, " fan_out"],
     offset: Float[Array, " fan_out"],
 ) -> Float[Array, "b fan_out"]:
-    """leaky_relu(LayerNorm(x W + b)).
+    """leaky_relu(LayerNorm(x W + b))."""
+    z = x @ weight + bias
+    centred = z - z.mean(axis=-1, keepdims=True)
+    variance = (centred * centred).mean(axis=-1, keepdims=True)
+    normalised = centred * jax.lax.rsqrt(variance + _VARIANCE_FLOOR)
+    return jax.nn.leaky_relu(normalised * scale + offset, _SLOPE)
 
-    The gradient is written out, and barriers separate the passes over (b, fan_out). Left alone,
-    XLA's CPU compiler computes the normalisation anew inside every reduction that uses it, and
-    spends more time there than on the matrix products; docs/benchmarks.md has the figures.
-    """
-    return _block_forward(x, weight, bias, scale, offset)[0]
+
+# The block under differentiation is written out in passes over (b, fan_out), with barriers between
+# them. Left alone, XLA's CPU compiler computes the normalisation anew inside every reduction that
+# uses it, and so spends more time on it than on the matrix products (docs/benchmarks.md).
+_pass = jax.lax.optimization_barrier
 
 
 def _block_forward(
@@ -179,7 +184,6 @@ def _block_backward(
 
 
 normalised_block.defvjp(_block_forward, _block_backward)
-_pass = jax.lax.optimization_barrier  # what is inside is computed once, in a pass of its own
 
 
 # --- The ensemble --------------------------------------------------------------------------------

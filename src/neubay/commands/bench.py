@@ -7,7 +7,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-Stage = Literal["all", "world", "agent", "imagination", "replay"]
+Stage = Literal["all", "world", "agent"]
 
 
 def bench(

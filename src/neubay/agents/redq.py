@@ -188,7 +188,7 @@ def _gradient_step(
         "actor_loss": alpha * (weights @ log_prob) - policy_q,
         "alpha_loss": alpha_loss,
         "alpha": alpha,
-        "entropy": -(weights @ log_prob) / weights.sum(),
+        "entropy": -(weights @ log_prob) / jnp.maximum(weights.sum(), 1e-6),
         "actor_gradient_norm": actor_health.norm,
         "critic_gradient_norm": critic_health.norm,
         "nonfinite_gradients": actor_health.nonfinite + critic_health.nonfinite,

@@ -7,10 +7,14 @@
             h_{t+1} = (h_t, a_t, r_{t+1}, s_{t+1});  t <- t + 1
         until d or cut or t >= T
 
-K rollouts run side by side. Each branches from a history of the data, which the policy reads back
-first, and each lives in one member. They end at different times, so the batch shrinks: whenever the
-live ones fit into the next smaller width, they are gathered and go on there. A rollout draws from
-a key of its own, so that its trajectory does not depend on the batch it is computed in.
+K rollouts run side by side, each from a history of the data, which the policy reads back first, and
+each in one member. A rollout draws from a key of its own, so that its trajectory does not depend on
+the batch it is computed in.
+
+Where a rollout goes depends on its own member alone; the others only say, by U, how far it counts.
+So rollouts advance a few steps in their own members, which is cheap, and then all members look at
+all of these steps, in batches that are always full; what lies beyond a crossing is struck out. And
+rollouts that have ended leave the batch. Cost follows the live rows.
 """
 
 import enum
@@ -37,19 +41,25 @@ Memory = Any  # a pytree; every leaf has the rollouts as its leading axis
 RECALL_GROUPS = 4
 """Histories are read back in this many groups of similar length."""
 
+BLOCK = 64
+"""The most steps that rollouts advance before the members look at them."""
+
+LOOK = 10_000
+"""Members times rows of one look: enough to use each weight often, few enough to stay in cache."""
+
+LOOKS = 8
+"""Looks that a block should fill: of several, the last and partly empty one weighs little."""
+
 
 @runtime_checkable
-class Step(Protocol):
-    """One step of the world."""
+class Dynamics(Protocol):
+    """The members in which k rollouts live."""
 
-    @property
-    def next_state(self) -> Float[Array, "k s"]: ...
-
-    @property
-    def reward(self) -> Float[Array, " k"]: ...
-
-    @property
-    def uncertainty(self) -> Float[Array, " k"]: ...
+    def sample(
+        self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
+    ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
+        """(s', r) ~ m_theta(s, a), each rollout in its own member and from its own key."""
+        ...
 
 
 @runtime_checkable
@@ -61,14 +71,14 @@ class World(Protocol):
         """N, the number of members."""
         ...
 
-    def step(
-        self,
-        state: Float[Array, "k s"],
-        action: Float[Array, "k a"],
-        member: Int[Array, " k"],
-        keys: Key[Array, " k"],
-    ) -> Step:
-        """(s', r) ~ m_theta(s, a), each rollout in its own member and from its own key; U(s, a)."""
+    def select(self, member: Int[Array, " k"]) -> Dynamics:
+        """The given members, one for each of k rollouts."""
+        ...
+
+    def uncertainty(
+        self, state: Float[Array, "b s"], action: Float[Array, "b a"]
+    ) -> Float[Array, " b"]:
+        """U(s, a)."""
         ...
 
 
@@ -149,6 +159,11 @@ class Rules:
         return self.horizon if self.max_steps is None else min(self.horizon, self.max_steps)
 
     @property
+    def uses_uncertainty(self) -> bool:
+        """Whether anything depends on U."""
+        return self.penalised or self.threshold < math.inf
+
+    @property
     def penalised(self) -> bool:
         return self.penalty > 0 or self.halt_penalty is not None
 
@@ -169,7 +184,7 @@ class Rollouts(NamedTuple):
     rows: Tape
     length: Int[np.ndarray, " k"]  # L, the horizon reached
     ending: Int[np.ndarray, " k"]  # an `Ending`
-    uncertainty: Float[np.ndarray, " k"]  # the largest U on the way, 0 without a step
+    uncertainty: Float[np.ndarray, " k"]  # the largest U on the way; 0 where nothing depends on U
 
     def record(self) -> dict[str, float]:
         """Horizons and endings as plain numbers, for a metrics file."""
@@ -234,8 +249,15 @@ def branch(dataset: Dataset, prefix: Prefix) -> Branches:
 # --- Algorithm 2 ---------------------------------------------------------------------------------
 
 
+class _Draws(NamedTuple):
+    """What chance decides, for every step of every rollout."""
+
+    keys: Key[Array, "steps k 2"]  # of the policy, of the world
+    member: Int[Array, "steps k"]
+
+
 class _Live(NamedTuple):
-    """The rollouts of the current width, on device."""
+    """The rollouts of the current width, on their way."""
 
     slot: Int[Array, " w"]  # which of the K
     running: Bool[Array, " w"]
@@ -244,22 +266,17 @@ class _Live(NamedTuple):
     inputs: AgentInput
 
 
-class _Draws(NamedTuple):
-    """What chance decides, for every step of every rollout."""
-
-    keys: Key[Array, "*steps w 2"]  # of the policy, of the world
-    member: Int[Array, "*steps w"]
-
-
 class _Record(NamedTuple):
-    """What is kept of a step, for the rollouts of the current width."""
+    """Steps of the rollouts of the current width."""
 
-    slot: Int[AnyArray, "*steps w"]  # -1 where the rollout had ended before
-    action: Float[AnyArray, "*steps w a"]
-    reward: Float[AnyArray, "*steps w"]
-    next_state: Float[AnyArray, "*steps w s"]
-    uncertainty: Float[AnyArray, "*steps w"]
-    ending: Int[AnyArray, "*steps w"]
+    slot: Int[AnyArray, "steps w"]  # which of the K
+    happened: Bool[AnyArray, "steps w"]  # it had not ended before
+    state: Float[AnyArray, "steps w s"]
+    action: Float[AnyArray, "steps w a"]
+    reward: Float[AnyArray, "steps w"]
+    next_state: Float[AnyArray, "steps w s"]
+    uncertainty: Float[AnyArray, "steps w"]
+    ending: Int[AnyArray, "steps w"]  # an `Ending`
 
 
 def imagine(
@@ -290,10 +307,11 @@ def imagine(
 
 
 def shrinking_widths(count: int) -> tuple[int, ...]:
-    """K, K/2, K/4, ... down to about 8: below that a step costs the same whatever its width."""
+    """K and smaller, down to about 8. Each is one more loop to compile, and few will do: what a
+    step costs at a width that is not full is little beside the members' looks."""
     widths = [count]
-    while widths[-1] >= 16:
-        widths.append(-(-widths[-1] // 2))
+    while widths[-1] >= 20:
+        widths.append(-(-widths[-1] * 2 // 5))
     return tuple(widths)
 
 
@@ -307,46 +325,38 @@ def _imagine(
     rules: Rules,
     widths: tuple[int, ...],
 ) -> _Record:
-    count = widths[0]
-    step = partial(_step, world, policy, rules)
-    draws = _draw(key, member, rules, world.size)
+    draws = _draw(key, jnp.asarray(member), rules, world.size)
     live = _Live(
-        slot=jnp.arange(count),
+        slot=jnp.arange(len(member)),
         running=~jnp.asarray(branches.whole),
         time=jnp.asarray(branches.length),
         memory=_recall(policy, branches),
         inputs=branches.inputs,
     )
-    _, kept = jax.eval_shape(step, live, jax.tree.map(lambda leaf: leaf[0], draws), jnp.int32(0))
-    records = jax.tree.map(lambda leaf: jnp.zeros((rules.steps, *leaf.shape), leaf.dtype), kept)
-    records = records._replace(slot=records.slot - 1)
+    records = _no_record(rules.steps + BLOCK, live.inputs)
 
-    def advance(carry: tuple) -> tuple:
-        number, live, records = carry
-        drawn = jax.tree.map(lambda leaf: leaf[number, live.slot], draws)
-        live, record = step(live, drawn, number)
-        records = jax.tree.map(
-            lambda old, new: lax.dynamic_update_slice(old, new[None], (number, *new.ndim * [0])),
-            records,
-            record,
-        )
-        return number + 1, live, records
-
-    def run(fewer: int, carry: tuple) -> tuple:
+    def run(carry: tuple, fewer: int) -> tuple:
         """Advance until no more than `fewer` rollouts are running."""
-        return lax.while_loop(lambda carry: carry[1].running.sum() > fewer, advance, carry)
+        dynamics = world.select(draws.member[0, carry[1].slot])
+        return lax.while_loop(
+            lambda carry: carry[1].running.sum() > fewer,
+            partial(_advance, world, policy, rules, draws, dynamics),
+            carry,
+        )
+
+    def narrowed(carry: tuple, width: int) -> tuple:
+        """Keep those that are running, at most `width`."""
+        number, live, records = carry
+        front = jnp.argsort(~live.running, stable=True)[:width]
+        return number, jax.tree.map(lambda leaf: leaf[front], live), records
 
     carry = jnp.int32(0), live, records
     for width, fewer in pairwise((*widths, 0)):
-        number, live, records = carry
-        if width < count:  # gather those still running
-            front = jnp.argsort(~live.running, stable=True)[:width]
-            live = jax.tree.map(partial(jnp.take, indices=front, axis=0), live)
-        carry = run(fewer, (number, live, records))
+        carry = run(narrowed(carry, width) if width < len(member) else carry, fewer)
     return carry[2]
 
 
-def _draw(key: Key[Array, ""], member: Int[AnyArray, " k"], rules: Rules, members: int) -> _Draws:
+def _draw(key: Key[Array, ""], member: Int[Array, " k"], rules: Rules, members: int) -> _Draws:
     """Each rollout has a key of its own, so that it does not depend on its batch.
 
     Drawn ahead of the loops: generators are slow to compile, and every width has its own loop.
@@ -361,48 +371,134 @@ def _draw(key: Key[Array, ""], member: Int[AnyArray, " k"], rules: Rules, member
     return _Draws(keys, jnp.broadcast_to(member, shape))
 
 
-def _step(
+def _no_record(steps: int, inputs: AgentInput) -> _Record:
+    (width, states), actions = inputs.state.shape, inputs.last_action.shape[-1]
+    return _Record(
+        slot=jnp.zeros((steps, width), jnp.int32),
+        happened=jnp.zeros((steps, width), bool),
+        state=jnp.zeros((steps, width, states)),
+        action=jnp.zeros((steps, width, actions)),
+        reward=jnp.zeros((steps, width)),
+        next_state=jnp.zeros((steps, width, states)),
+        uncertainty=jnp.zeros((steps, width)),
+        ending=jnp.zeros((steps, width), jnp.int8),
+    )
+
+
+def _advance(
     world: World,
     policy: Policy,
     rules: Rules,
+    draws: _Draws,
+    dynamics: Dynamics,
+    carry: tuple[Int[Array, ""], _Live, _Record],
+) -> tuple[Int[Array, ""], _Live, _Record]:
+    """A block of steps, recorded at step `number` and later, and the members' looks at it."""
+    number, live, records = carry
+    look = min(max(LOOK // world.size, 64), 512)
+    steps = jnp.int32(BLOCK)
+    if rules.uses_uncertainty:  # few steps at first: they may be in vain
+        steps = jnp.clip(LOOKS * look // live.running.sum(), 1, jnp.clip(number // 4, 4, BLOCK))
+
+    def step(carry: tuple) -> tuple:
+        done, live, block = carry
+        drawn = jax.tree.map(lambda leaf: leaf[number + done, live.slot], draws)
+        chosen = world.select(drawn.member) if rules.redraw_member else dynamics
+        live, row = _step(chosen, policy, rules, live, drawn.keys, number + done)
+        block = jax.tree.map(
+            lambda old, new: lax.dynamic_update_slice_in_dim(old, new[None], done, 0), block, row
+        )
+        return done + 1, live, block
+
+    done, live, block = lax.while_loop(
+        lambda carry: (carry[0] < steps) & carry[1].running.any(),
+        step,
+        (jnp.int32(0), live, _no_record(BLOCK, live.inputs)),
+    )
+    if rules.uses_uncertainty:
+        block = _cut(world, rules, block, look)
+    ended = (block.happened & (block.ending != Ending.NONE)).any(axis=0)
+    records = jax.tree.map(
+        lambda old, new: lax.dynamic_update_slice(old, new, (number, *(new.ndim - 1) * [0])),
+        records,
+        block,
+    )
+    return number + done, live._replace(running=live.running & ~ended), records
+
+
+def _step(
+    dynamics: Dynamics,
+    policy: Policy,
+    rules: Rules,
     live: _Live,
-    drawn: _Draws,
+    keys: Key[Array, "w 2"],
     number: Int[Array, ""],
 ) -> tuple[_Live, _Record]:
-    """The body of Algorithm 2; `number` counts imagined steps."""
+    """The body of Algorithm 2, but for U; `number` counts imagined steps."""
     state = jnp.asarray(live.inputs.state)
-    memory, action = policy.act(live.memory, live.inputs, drawn.keys[:, 0])
-    outcome = world.step(state, action, drawn.member, drawn.keys[:, 1])
+    memory, action = policy.act(live.memory, live.inputs, keys[:, 0])
+    next_state, reward = dynamics.sample(state, action, keys[:, 1])
 
-    finite = (
-        jnp.isfinite(outcome.next_state).all(axis=-1)
-        & jnp.isfinite(outcome.reward)
-        & jnp.isfinite(outcome.uncertainty)
-    )
+    finite = jnp.isfinite(next_state).all(axis=-1) & jnp.isfinite(reward)
     reasons = {Ending.NON_FINITE: ~finite}
     if rules.termination is not None:
-        reasons[Ending.TERMINAL] = rules.termination(state, action, outcome.next_state)
-    reasons[Ending.UNCERTAIN] = outcome.uncertainty > rules.threshold
+        reasons[Ending.TERMINAL] = rules.termination(state, action, next_state)
     reasons[Ending.TIMEOUT] = live.time + 1 >= rules.horizon
     reasons[Ending.HORIZON] = jnp.full_like(finite, number + 1 >= rules.steps)
     ending = jnp.select(
         list(reasons.values()), [jnp.int8(reason) for reason in reasons], jnp.int8(Ending.NONE)
     )
     record = _Record(
-        slot=jnp.where(live.running, live.slot, -1),
+        slot=live.slot,
+        happened=live.running,
+        state=state,
         action=action,
-        reward=outcome.reward,
-        next_state=outcome.next_state,
-        uncertainty=outcome.uncertainty,
+        reward=reward,
+        next_state=next_state,
+        uncertainty=jnp.zeros_like(reward),
         ending=ending,
     )
     live = live._replace(
         running=live.running & (ending == Ending.NONE),
         time=live.time + 1,
         memory=memory,
-        inputs=AgentInput(outcome.next_state, action, outcome.reward, jnp.zeros_like(finite)),
+        inputs=AgentInput(next_state, action, reward, jnp.zeros_like(finite)),
     )
     return live, record
+
+
+def _cut(world: World, rules: Rules, block: _Record, look: int) -> _Record:
+    """Let all members look at a block, `look` rows at a time, and end each rollout where U crosses
+    the threshold. The crossing step is kept; what came after it has not happened."""
+    happened = block.happened.ravel()
+    order = jnp.argsort(~happened, stable=True)  # only what happened is looked at
+    order = jnp.pad(order, (0, -len(order) % look))
+    state, action = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (block.state, block.action))
+
+    def look_on(carry: tuple) -> tuple:
+        begin, found = carry
+        rows = lax.dynamic_slice_in_dim(order, begin, look)
+        uncertainty = world.uncertainty(state[rows], action[rows])
+        return begin + look, lax.dynamic_update_slice_in_dim(found, uncertainty, begin, 0)
+
+    _, found = lax.while_loop(
+        lambda carry: carry[0] < happened.sum(), look_on, (jnp.int32(0), jnp.zeros(len(order)))
+    )
+    found = found[jnp.cumsum(happened) - 1].reshape(block.happened.shape)
+    uncertainty = jnp.where(block.happened, found, 0)
+
+    broken = (block.ending == Ending.NON_FINITE) | ~jnp.isfinite(uncertainty)
+    terminal = block.ending == Ending.TERMINAL
+    ending = jnp.select(
+        [broken, terminal, uncertainty > rules.threshold],
+        [jnp.int8(reason) for reason in (Ending.NON_FINITE, Ending.TERMINAL, Ending.UNCERTAIN)],
+        block.ending,
+    )
+    over = block.happened & (ending != Ending.NONE)
+    over_before = jnp.cumsum(over, axis=0) - over > 0
+    return block._replace(
+        happened=block.happened & ~over_before, uncertainty=uncertainty, ending=ending
+    )
 
 
 def _recall(policy: Policy, branches: Branches) -> Memory:
@@ -427,10 +523,10 @@ def _lay_out(branches: Branches, rules: Rules, record: _Record) -> Rollouts:
     """Records, step by step in the order of shrinking batches -> rows, rollout after rollout."""
     count = len(branches.length)
     ending = np.full(count, Ending.UNACTED, np.int8)
-    number, place = np.nonzero((record.slot >= 0) & (record.ending != Ending.NONE))
+    number, place = np.nonzero(record.happened & (record.ending != Ending.NONE))
     ending[record.slot[number, place]] = record.ending[number, place]
 
-    number, place = np.nonzero((record.slot >= 0) & (record.ending != Ending.NON_FINITE))
+    number, place = np.nonzero(record.happened & (record.ending != Ending.NON_FINITE))
     slot = record.slot[number, place]
     length = np.bincount(slot, minlength=count)
     first = np.cumsum(length + 1) - (length + 1)

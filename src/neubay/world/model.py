@@ -112,10 +112,8 @@ class _Saved(NamedTuple):
 
     x: Float[Array, "b fan_in"]
     weight: Float[Array, "fan_in fan_out"]
-    bias: Float[Array, " fan_out"]
     scale: Float[Array, " fan_out"]
-    product: Float[Array, "b fan_out"]  # x W
-    mean: Float[Array, "b 1"]  # of x W + b over the features
+    normalised: Float[Array, "b fan_out"]
     inverse_std: Float[Array, "b 1"]
     output: Float[Array, "b fan_out"]
 
@@ -155,9 +153,9 @@ def _block_forward(
     variance = jnp.maximum((z * z).mean(axis=-1, keepdims=True) - mean * mean, 0)
     inverse_std = jax.lax.rsqrt(variance + _VARIANCE_FLOOR)
     product, mean, inverse_std = _pass((product, mean, inverse_std))
-    normalised = (product + bias - mean) * inverse_std
+    normalised = _pass((product + bias - mean) * inverse_std)
     output = _pass(jax.nn.leaky_relu(normalised * scale + offset, _SLOPE))
-    return output, _Saved(x, weight, bias, scale, product, mean, inverse_std, output)
+    return output, _Saved(x, weight, scale, normalised, inverse_std, output)
 
 
 def _block_backward(
@@ -169,17 +167,16 @@ def _block_backward(
     Float[Array, " fan_out"],
     Float[Array, " fan_out"],
 ]:
-    """With n the normalised x W + b and u = n * scale + offset:
+    """With z = x W + b, n = z normalised and u = n * scale + offset:
 
-    d(x W + b) = (du * scale - mean(du * scale) - n mean(du * scale * n)) / std.
+    dz = (du * scale - mean(du * scale) - n mean(du * scale * n)) / std(z).
     """
-    x, weight, bias, scale, product, mean, inverse_std, output = saved
-    width = output.shape[-1]
-    d_u = _pass(jnp.where(output > 0, d_output, _SLOPE * d_output))
-    product, d_u_n = _pass((product, d_u * ((product + bias - mean) * inverse_std)))
-    mean_d_n, mean_d_n_n = _pass((d_u @ scale[:, None] / width, d_u_n @ scale[:, None] / width))
-    normalised = (product + bias - mean) * inverse_std
-    d_z = _pass(inverse_std * (d_u * scale - mean_d_n - normalised * mean_d_n_n))
+    x, weight, scale, normalised, inverse_std, output = saved
+    d_u = jnp.where(output > 0, d_output, _SLOPE * d_output)
+    d_u, d_u_n = _pass((d_u, d_u * normalised))
+    share = inverse_std / output.shape[-1]
+    mean, mean_n = _pass((share * (d_u @ scale[:, None]), share * (d_u_n @ scale[:, None])))
+    d_z = _pass(d_u * (inverse_std * scale) - (mean + normalised * mean_n))
     return d_z @ weight.T, x.T @ d_z, d_z.sum(axis=0), d_u_n.sum(axis=0), d_u.sum(axis=0)
 
 
@@ -242,6 +239,19 @@ class World(eqx.Module):
         """U(s, a), by the world's quantifier."""
         return quantify(self.predict(state, action), self.quantifier)
 
+    def select(self, member: Int[Array, " k"]) -> "World":
+        """The world of these members, one for each of k rollouts that `sample` advances."""
+        members = jax.tree.map(lambda leaf: leaf[member], self.members)
+        return World(members, self.scaler, self.reward_only, self.quantifier)
+
+    def sample(
+        self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
+    ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
+        """(s', r) ~ m_theta(s, a) for as many rollouts as members, each in its own member."""
+        inputs = self.scaler.inputs(state, action)[:, None]
+        own = jax.vmap(lambda member, x: member(x))(self.members, inputs)
+        return self._sample_from(Gaussian(*(leaf[:, 0] for leaf in own)), state, keys)
+
     def step(
         self,
         state: Float[Array, "k s"],
@@ -253,16 +263,20 @@ class World(eqx.Module):
 
         The rollouts' own predictions are slices of the evaluation that U needs anyway.
         """
-        scaler = self.scaler
         prediction = self.predict(state, action)
         own = Gaussian(*(leaf[member, jnp.arange(len(member))] for leaf in prediction))
+        next_state, reward = self._sample_from(own, state, keys)
+        return WorldStep(next_state, reward, quantify(prediction, self.quantifier))
+
+    def _sample_from(
+        self, own: Gaussian, state: Float[Array, "k s"], keys: Key[Array, " k"]
+    ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
         noise = jax.vmap(lambda key: jax.random.normal(key, own.mean.shape[1:]))(keys)
         sample = own.mean + jnp.exp(own.log_sigma) * noise
-        return WorldStep(
-            next_state=state if self.reward_only else state + sample[:, :-1] * scaler.state_std,
-            reward=scaler.reward_mean + sample[:, -1] * scaler.reward_std,
-            uncertainty=quantify(prediction, self.quantifier),
-        )
+        reward = self.scaler.reward_mean + sample[:, -1] * self.scaler.reward_std
+        if self.reward_only:
+            return state, reward
+        return state + sample[:, :-1] * self.scaler.state_std, reward
 
 
 def quantify(prediction: Gaussian, quantifier: Quantifier) -> Float[Array, " b"]:

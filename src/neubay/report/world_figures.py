@@ -169,7 +169,7 @@ def _draw_uncertainty_against_error(axes: Axes, result: Mapping[str, Any]) -> No
     _spread_line(axes, result["spread"])
     _zeta_lines(axes, world["cuts"])
     _note(axes, "Spearman " + _decimals(world["spearman"]))
-    axes.set_ylabel("RMSE of the next state")
+    axes.set_ylabel("next-state RMSE")
 
 
 def _spread_line(axes: Axes, spread: float) -> None:
@@ -227,22 +227,35 @@ def _draw_roc(axes: Axes, assessed: Mapping[str, Any], colour: str) -> None:
     axes.set_xscale("log")
     axes.set_xlim(edge, 1)
     _plain_decades(axes, "x")
-    for separation in assessed["separations"]:
+    _mark_thresholds(axes, assessed["separations"], edge)
+    _note(axes, f"AUROC {_decimals(assessed['auroc'])}")
+    axes.set_ylim(-0.02, 1.04)
+    axes.set_ylabel("dangerous steps cut")
+
+
+def _mark_thresholds(axes: Axes, separations: Sequence[Mapping[str, Any]], edge: float) -> None:
+    """A dot for every zeta; dots that touch share one label."""
+    labelled: list[tuple[float, float, str]] = []
+    for separation in separations:
         if separation["false_safe"] is None or separation["false_alarm"] is None:
             continue
         x, y = max(separation["false_alarm"], edge), 1 - separation["false_safe"]
         axes.plot(x, y, "o", color=INK, markersize=5, clip_on=False, zorder=3)
+        label = f"{separation['zeta']:g}"
+        if labelled and labelled[-1][0] < 2 * x and abs(labelled[-1][1] - y) < 0.05:
+            label = f"{labelled.pop()[2]}, {label}"
+        labelled.append((x, y, label))
+    for x, y, label in labelled:
+        low, right = y < 0.1, x > 0.2  # keep clear of the axis below and of the edge
         axes.annotate(
-            f"{separation['zeta']:g}",
+            label,
             (x, y),
-            xytext=(5, 5) if y < 0.1 else (6, -3),  # clear of the axis and of the curve
+            xytext=(-6 if right else 6, 5 if low else -4),
             textcoords="offset points",
-            va="bottom" if y < 0.1 else "top",
+            ha="right" if right else "left",
+            va="bottom" if low else "top",
             fontsize=8,
         )
-    _note(axes, f"AUROC {_decimals(assessed['auroc'])}")
-    axes.set_ylim(-0.02, 1.04)
-    axes.set_ylabel("dangerous steps cut")
 
 
 def _draw_coverage(axes: Axes, intervals: Sequence[Mapping[str, Any]], colour: str) -> None:
@@ -284,17 +297,27 @@ def _panels(rows: int, columns: int, title: str) -> tuple[Figure, Any]:
 def _name_row(axes: Axes, name: str, label: str) -> None:
     axes.set_ylabel(label)
     axes.annotate(
-        name,
+        _in_two_lines(name),
         (0, 0.5),
         xycoords=axes.yaxis.label,
         xytext=(-8, 0),
         textcoords="offset points",
         rotation=90,
-        ha="right",
-        va="center",
-        fontsize=12,
+        rotation_mode="anchor",
+        ha="center",
+        va="bottom",
+        fontsize=11,
         fontweight="bold",
     )
+
+
+def _in_two_lines(name: str) -> str:
+    """A long name broken at the separator nearest to its middle."""
+    breaks = [place for place, letter in enumerate(name) if letter in "_- "]
+    if len(name) <= 16 or not breaks:
+        return name
+    middle = min(breaks, key=lambda place: abs(place - len(name) / 2))
+    return f"{name[:middle]}\n{name[middle + 1 :]}"
 
 
 def _name_columns(rows: Any, titles: Sequence[str], labels: Sequence[str]) -> None:
@@ -355,8 +378,8 @@ def _scatter(axes: Axes, points: Mapping[str, Any], colour: str) -> None:
 def _zeta_lines(axes: Axes, thresholds: Sequence[Mapping[str, Any]]) -> None:
     """Vertical lines at U(zeta), darker towards zeta = 1, each named at its foot."""
     low, high = axes.get_xlim()
-    largest = max(threshold["threshold"] for threshold in thresholds)
-    axes.set_xlim(low, max(high, 1.3 * largest))
+    values = [threshold["threshold"] for threshold in thresholds]
+    axes.set_xlim(min(low, 0.8 * min(values)), max(high, 1.3 * max(values)))
     for number, threshold in enumerate(thresholds, start=1):
         shade = 0.25 + 0.6 * number / len(thresholds)
         axes.axvline(threshold["threshold"], color=INK, linewidth=1.2, alpha=shade)
@@ -390,7 +413,7 @@ def _plain_decades(axes: Axes, which: Literal["x", "y"]) -> None:
     """Ticks of a logarithmic axis: 1, 2, 5 where it is short, a few decades where it is long."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
-    short = high < 40 * low
+    short = high < 200 * low
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if short else (1,), numticks=7))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))

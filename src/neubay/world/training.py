@@ -79,12 +79,21 @@ def best_layout(pool: int) -> Layout:
     share = pool // used
     if jax.default_backend() != "cpu":
         return Layout(mesh, share, ())
-    group = max(n for n in range(1, min(4, share) + 1) if share % n == 0)
-    return Layout(mesh, group, _CPU_OPTIONS)
+    return Layout(mesh, 2 if share % 2 == 0 else 1, _cpu_options())
 
 
-# Eigen shares a product among the cores, which the newer kernels do not.
-_CPU_OPTIONS = (("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_REDUCE"),)
+@functools.cache
+def _cpu_options() -> tuple[tuple[str, str], ...]:
+    """Leave matrix products to Eigen, which shares one among the cores; the newer kernels do not.
+
+    The option is experimental: where the compiler does not know it, the default has to do.
+    """
+    options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return ()
+    return tuple(options.items())
 
 
 def _on_devices(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:

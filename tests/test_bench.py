@@ -5,11 +5,13 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
-from neubay import bench, cli
-from neubay.config import WorldConfig
+from neubay import bench, cli, imagination
+from neubay.config import AgentConfig, TrainConfig, WorldConfig
 from neubay.errors import NeubayError
+from neubay.tape import Prefix
 from neubay.tasks import get_task
 from neubay.world import training
 from neubay.world.model import Member
@@ -50,6 +52,40 @@ def test_made_up_data_has_the_tasks_sizes_and_whole_episodes() -> None:
     assert dataset.episodes == 3
     assert dataset.tape.state.shape == (3003, 17) and dataset.tape.action.shape == (3003, 6)
     assert len(dataset.world_rows) == 3 * 999  # the transition at a timeout is left out
+
+
+def test_rollouts_of_the_bench_last_as_long_as_they_should() -> None:
+    """And their flops are those of every member's matrices and the actor's."""
+    task = get_task("pendulum")
+    small = WorldConfig(width=8, depth=2, pool=3, members=3)
+    config = TrainConfig(world=small, agent=AgentConfig(width=8, memory_size=4, memory_layers=1))
+    world, policy = bench._untrained(task, config)
+    assert bench._product_flops(world, 3) == 2 * 3 * (4 * 8 + 8 * 8 + 8 * 8)
+    encoder = 5 * 8 + 4 * 8 * 4 + 8 * 16
+    assert bench._product_flops(policy.actor, 2) == 2 * (encoder + 2 * 8 * 8 + 8 * 2)
+    dataset = bench.made_up_dataset(task, 201)
+    branches = imagination.branch(dataset, Prefix(np.zeros(4, int), np.array([9, 5, 1, 0])))
+    branches.inputs.state[:, 0] = [3, 20, 1, 7]
+    rules = imagination.Rules(horizon=400, termination=bench._counted_down, threshold=1e9)
+    rollouts = imagination.imagine(
+        world, policy, branches, np.array([0, 1, 2, 0], np.int32), rules, jax.random.key(0)
+    )
+    np.testing.assert_array_equal(rollouts.length, [3, 20, 1, 7])
+
+
+def test_a_replay_has_all_its_figures() -> None:
+    figures = bench.bench_replay("pendulum", "cpu")
+    assert figures["bytes_per_row"] == 4 * (3 + 1 + 1) + 1
+    assert figures["update_share"] > 0 and figures["tape_ms"] > 0
+
+
+def test_tables_show_the_figures_that_cases_have() -> None:
+    cases = {"one": {"gflops": 12.3, "step_s": 1.0}, "other": {"tape_ms": 0.25}}
+    assert bench.table(cases) == [
+        ["case", "GFLOP/s", "ms per tape"],
+        ["one", "12", ""],
+        ["other", "", "0.250"],
+    ]
 
 
 def test_a_table_is_put_between_its_markers(tmp_path: Path) -> None:

@@ -15,20 +15,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay import runs
+from neubay import imagination, runs
 from neubay.agents import redq
-from neubay.config import Preset, Published, WorldConfig, preset
+from neubay.agents.networks import RecurrentPolicy
+from neubay.config import Preset, Published, TrainConfig, WorldConfig, preset
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError
-from neubay.tape import Tape
+from neubay.replay import Replay
+from neubay.tape import AnyArray, Tape, slice_rows
 from neubay.tasks import Task, get_task
 from neubay.world import training
+from neubay.world.model import Member, Scaler, World
 from neubay.world.transitions import Epochs, Transitions, fit_scaler, split_rows
 
 MATMUL = (2048, 256, 256)
@@ -201,6 +206,139 @@ def _record(result: Measurement) -> dict[str, Any]:
     }
 
 
+# --- Imagination ---------------------------------------------------------------------------------
+
+
+class Countdown(eqx.Module):
+    """A world whose rollouts last as long as the first number of their branching state says."""
+
+    world: World
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    def select(self, member: Int[Array, " k"]) -> "Countdown":
+        return Countdown(self.world.select(member))
+
+    def sample(
+        self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
+    ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
+        next_state, reward = self.world.sample(_without_count(state), action, keys)
+        return next_state.at[:, 0].set(state[:, 0] - 1), reward
+
+    def uncertainty(
+        self, state: Float[Array, "b s"], action: Float[Array, "b a"]
+    ) -> Float[Array, " b"]:
+        return self.world.uncertainty(_without_count(state), action)
+
+
+def _without_count(state: Float[Array, "k s"]) -> Float[Array, "k s"]:
+    return state.at[:, 0].set(0)
+
+
+def _counted_down(
+    state: Float[AnyArray, "*k s"],
+    action: Float[AnyArray, "*k a"],
+    next_state: Float[AnyArray, "*k s"],
+) -> Bool[Array, "*k"]:
+    return jnp.asarray(next_state)[..., 0] < 0.5
+
+
+def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, Any]:
+    """Rollouts of exponentially spread lengths, the mean a fifth of the longest, which is T.
+
+    Counted are the products of rows that live: all members and the policy for an imagined row,
+    the policy's encoder for a row of history.
+    """
+    known = get_task(task)
+    config = preset(size, Published(benchmark=known.benchmark))
+    count, horizon = config.rollout.rollouts, known.horizon
+    before, rng = peak_mb(), np.random.default_rng(0)
+    world, policy = _untrained(known, config)
+    dataset = made_up_dataset(known, 20 * (horizon + 1))
+    start: Literal["any", "initial"] = "any" if histories else "initial"
+    prefix = imagination.draw_histories(rng, dataset.histories, count, start)
+    branches = imagination.branch(dataset, prefix)
+    spread = -np.log((np.arange(count) + 0.5) / count) * horizon / 5
+    lengths = rng.permutation(np.clip(np.ceil(spread), 1, horizon))
+    branches.inputs.state[:, 0] = lengths
+    rules = imagination.Rules(
+        horizon=2 * horizon, max_steps=horizon, termination=_counted_down, threshold=1e9
+    )
+    member = imagination.draw_members(rng, count, world.size)
+    rows, history_rows = int(lengths.sum()), int(np.sum(prefix.length))
+    flops = rows * (_product_flops(world, 3) + _product_flops(policy.actor, 2))
+    flops += history_rows * _product_flops(policy.actor.encoder, 2)
+
+    def call() -> imagination.Rollouts:
+        rollouts = imagination.imagine(world, policy, branches, member, rules, jax.random.key(0))
+        assert rollouts.length.sum() == rows
+        return rollouts
+
+    result = measure(call, float(flops), turns=4)
+    return _record(result) | {
+        "peak_mb": peak_mb() - before,
+        "rows_per_s": rows / result.seconds,
+        "horizon_mean": rows / count,
+        "horizon_max": float(lengths.max()),
+        "history_mean": history_rows / count,
+    }
+
+
+def _untrained(task: Task, config: TrainConfig) -> tuple[Countdown, RecurrentPolicy]:
+    """A world and a policy of the configured sizes."""
+    inputs, outputs = task.state_size + task.actions.size, task.state_size + 1
+    members = jax.vmap(lambda key: Member(inputs, outputs, config.world, key=key))(
+        jax.random.split(jax.random.key(0), config.world.members)
+    )
+    scaler = Scaler(
+        *(jnp.zeros(task.state_size), jnp.ones(task.state_size)),
+        *(jnp.zeros(task.actions.size), jnp.ones(task.actions.size)),
+        *(jnp.zeros(()), jnp.ones(())),
+    )
+    world = World(members, scaler, reward_only=False, quantifier="disagreement")
+    agent = redq.Agent(task.state_size, task.actions.size, config.agent)
+    return Countdown(world), agent.policy(agent.init(jax.random.key(0)), deterministic=False)
+
+
+def _product_flops(network: Any, rank: int) -> int:
+    """Of one row through every weight matrix; `rank` counts their axes, which are 3 if stacked."""
+    return 2 * sum(leaf.size for leaf in jax.tree.leaves(network) if leaf.ndim == rank)
+
+
+# --- Replay --------------------------------------------------------------------------------------
+
+
+def bench_replay(task: str, size: Preset) -> dict[str, Any]:
+    """Tapes drawn from a replay of a million rows, against an update at the full matmul rate."""
+    known = get_task(task)
+    config = preset(size, Published(benchmark=known.benchmark)).agent
+    rng, horizon, count = np.random.default_rng(0), known.horizon, 100
+    dataset = made_up_dataset(known, 100 * (horizon + 1))
+    replay = Replay(dataset, config.buffer)
+    while replay.rows < 1_000_000:
+        prefix = imagination.draw_histories(rng, dataset.histories, count)
+        length = np.minimum(rng.geometric(5 / horizon, count), horizon - prefix.length)
+        imagined = slice_rows(dataset.tape, 0, int(np.sum(length + 1)))
+        nothing = np.zeros(count, np.float32)
+        replay.add(prefix, imagination.Rollouts(imagined, length, nothing.astype(int), nothing))
+    rows = config.tape or 512 * math.ceil((horizon + 1) / 512)
+    batches = 50  # as in training
+    result = measure(
+        lambda: replay.sample(rng, batches, rows),
+        float(batches * redq.update_flops(known.state_size, known.actions.size, config, rows)),
+    )
+    seconds = result.seconds / batches
+    return {
+        "matmul_gflops": result.matmul_gflops,
+        "tape_ms": 1e3 * seconds,
+        "update_share": 1 / result.ratio,
+        "bytes_per_row": replay.bytes_per_row,
+        "full_gb": replay.bytes_per_row * replay.capacity / 1e9,
+    }
+
+
 # --- Cases, each in its own process --------------------------------------------------------------
 
 
@@ -227,6 +365,22 @@ STAGES: dict[str, list[Case]] = {
         Case("published size", "bench_agent", {"task": "d4rl/halfcheetah", "size": "paper"}),
         Case("cpu preset, hopper", "bench_agent", {"task": "d4rl/hopper", "size": "cpu"}),
         Case("cpu preset, pendulum", "bench_agent", {"task": "pendulum", "size": "cpu"}),
+    ],
+    "imagination": [
+        Case(
+            f"{name}, {'with histories' if histories else 'from s_0'}",
+            "bench_imagination",
+            {"task": task, "size": size, "histories": histories},
+        )
+        for name, task, size in (
+            ("N = K = 100", "d4rl/halfcheetah", "paper"),
+            ("cpu preset, hopper", "d4rl/hopper", "cpu"),
+        )
+        for histories in (True, False)
+    ],
+    "replay": [
+        Case("published size", "bench_replay", {"task": "d4rl/halfcheetah", "size": "paper"}),
+        Case("cpu preset, hopper", "bench_replay", {"task": "d4rl/hopper", "size": "cpu"}),
     ],
 }
 
@@ -259,24 +413,49 @@ def results(stages: list[str], report: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
+COLUMNS = {
+    "gflops": ("GFLOP/s", ".0f"),
+    "ratio": ("share of the matmul rate", ".2f"),
+    "compile_s": ("compile s", ".1f"),
+    "peak_mb": ("peak MB", ".0f"),
+    "rows_per_s": ("imagined rows/s", ".0f"),
+    "tape_ms": ("ms per tape", ".3f"),
+    "update_share": ("share of an update at the matmul rate", ".4f"),
+    "bytes_per_row": ("bytes per imagined row", ".0f"),
+    "full_gb": ("GB if all rows were imagined", ".2f"),
+}
+"""Heading and format of every figure that a table shows."""
+
+
+def table(cases: dict[str, Any]) -> list[list[str]]:
+    """Heading and rows of text: the figures that any of the cases has."""
+    keys = [key for key in COLUMNS if any(key in case for case in cases.values())]
+    return [
+        ["case", *(COLUMNS[key][0] for key in keys)],
+        *(
+            [name, *(f"{case[key]:{COLUMNS[key][1]}}" if key in case else "" for key in keys)]
+            for name, case in cases.items()
+        ),
+    ]
+
+
 def markdown(measured: dict[str, Any], stage: str) -> str:
     """The cases of a stage as a table."""
-    lines = [
-        f"Matmul rate of the machine in the same run: {measured['matmul_gflops']:.0f} GFLOP/s.",
-        "",
-        "| case | GFLOP/s | share of the matmul rate | compile s | peak MB |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name, case in measured["cases"].items():
-        if name.startswith(f"{stage}, "):
-            cells = [
-                f"{case['gflops']:.0f}" if case.get("gflops") else "",
-                f"{case['ratio']:.2f}" if case.get("ratio") else "",
-                f"{case['compile_s']:.1f}" if "compile_s" in case else "",
-                f"{case['peak_mb']:.0f}" if "peak_mb" in case else "",
-            ]
-            lines.append(f"| {name.removeprefix(f'{stage}, ')} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    heading, *rows = table(
+        {
+            name.removeprefix(f"{stage}, "): case
+            for name, case in measured["cases"].items()
+            if name.startswith(f"{stage}, ")
+        }
+    )
+    rule = ["---", *("---:" for _ in heading[1:])]
+    return "\n".join(
+        [
+            f"Matmul rate of the machine in the same run: {measured['matmul_gflops']:.0f} GFLOP/s.",
+            "",
+            *(f"| {' | '.join(row)} |" for row in (heading, rule, *rows)),
+        ]
+    )
 
 
 def write_markdown(path: Path, section: str, text: str) -> None:

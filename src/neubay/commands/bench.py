@@ -7,7 +7,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-Stage = Literal["all", "world", "agent"]
+Stage = Literal["all", "world", "agent", "imagination", "replay"]
 
 
 def bench(
@@ -29,19 +29,16 @@ def bench(
     stages: list[str] = list(measuring.STAGES) if stage == "all" else [stage]
     with console.status("") as status:
         measured = measuring.results(stages, lambda name: status.update(name))
-    table = Table("case", "GFLOP/s", "of matmul", "compile s", "peak MB", box=None)
-    for name, case in measured["cases"].items():
-        table.add_row(
-            name,
-            *(f"{case[key]:{form}}" if case.get(key) is not None else "" for key, form in COLUMNS),
-        )
     console.print(f"matmul {measured['matmul_gflops']:.0f} GFLOP/s")
-    console.print(table)
+    for name in stages:
+        cases = {key: case for key, case in measured["cases"].items() if key.startswith(name)}
+        heading, *rows = measuring.table(cases)
+        table = Table(*heading, box=None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     if json is not None:
         runs.atomic_write_json(json, measured)
     if write_docs is not None:
         for name in stages:
             measuring.write_markdown(write_docs, name, measuring.markdown(measured, name))
-
-
-COLUMNS = (("gflops", ".0f"), ("ratio", ".2f"), ("compile_s", ".1f"), ("peak_mb", ".0f"))

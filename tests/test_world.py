@@ -422,8 +422,8 @@ def test_shuffles_look_random() -> None:
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "RESIDENT_BYTES", 0)
-    monkeypatch.setattr(transitions, "CHUNK", 1000)
     monkeypatch.setattr(transitions, "BLOCK", 16)
+    monkeypatch.setattr(transitions, "BLOCKS_PER_CHUNK", 60)
 
 
 def test_a_streamed_epoch_has_every_transition_once(dataset: Dataset, streaming: None) -> None:
@@ -433,7 +433,7 @@ def test_a_streamed_epoch_has_every_transition_once(dataset: Dataset, streaming:
     def visited(epoch: int) -> list[float]:
         values, chunks = [], set()
         for share in epochs.shares(epoch, 0):
-            assert share.data.row.shape == (1000,)
+            assert share.data.row.shape == (960,)
             if share.chunk not in chunks:
                 values += share.data.reward[share.data.row[: share.transitions]].tolist()
             chunks.add(share.chunk)
@@ -444,7 +444,7 @@ def test_a_streamed_epoch_has_every_transition_once(dataset: Dataset, streaming:
     assert sorted(first) == everything == sorted(second)
     assert first != second
     batches = sum(share.last - share.first for share in epochs.shares(0, 0))
-    assert batches == 3 * 16 + 13  # ceil(1000 / 64) thrice, ceil(777 / 64)
+    assert batches == 3 * 15 + 15  # ceil(960 / 64) thrice, ceil(897 / 64)
     assert len(list(epochs.shares(0, 5))) == len(epochs) - 5
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+from pydantic import ValidationError
 
 from neubay.config import (
     VARIANTS,
@@ -103,13 +104,13 @@ def parse(
     defaults `defaults` makes from the settings."""
     guess = _glimpse(settings, arguments)
     while True:
-        parsed = tyro.cli(
-            flags,
-            args=arguments,
-            default=flags(settings=guess, values=defaults(guess)),
-            prog=prog,
-            description=description,
-        )
+        default = flags(settings=guess, values=defaults(guess))
+        try:
+            parsed = tyro.cli(
+                flags, args=arguments, default=default, prog=prog, description=description
+            )
+        except ValidationError as error:  # values that are right one by one, but not together
+            raise ConfigError("; ".join(item["msg"] for item in error.errors())) from None
         if parsed.settings == guess:
             return parsed
         guess = parsed.settings  # the dataset stood behind a flag: its defaults are others

@@ -15,10 +15,13 @@ from neubay.world.model import Scaler
 
 RESIDENT_BYTES = 2 << 30
 """A tape beyond this size is streamed to the device in chunks instead of being held there."""
-CHUNK = 1 << 18
-"""Transitions on the device at once when they are streamed."""
 BLOCK = 1 << 8
-"""Consecutive transitions that stay together when an epoch is cut into chunks."""
+"""Consecutive transitions that stay together when an epoch is streamed."""
+BLOCKS_PER_CHUNK = 1 << 10
+"""Random blocks on the device at once when an epoch is streamed."""
+
+
+_PIECE = 1 << 18  # transitions looked at together when all are read
 
 
 class Transitions(NamedTuple):
@@ -86,7 +89,7 @@ def _moments(
     """
     origin = np.asarray(take(rows[:1])[0], np.float64)
     total, squares = np.zeros_like(origin), np.zeros_like(origin)
-    for piece in np.array_split(rows, math.ceil(len(rows) / CHUNK)):
+    for piece in np.array_split(rows, math.ceil(len(rows) / _PIECE)):
         shifted = np.asarray(take(piece)) - origin
         total += shifted.sum(axis=0)
         squares += (shifted**2).sum(axis=0)
@@ -136,7 +139,7 @@ class Epochs:
         tape = dataset.tape
         size = tape.state.nbytes + tape.action.nbytes + tape.reward.nbytes
         self._resident = Transitions.view(tape, rows) if size <= RESIDENT_BYTES else None
-        self._chunk = len(rows) if self._resident else min(CHUNK, len(rows))
+        self._chunk = len(rows) if self._resident else BLOCKS_PER_CHUNK * BLOCK
         self._plan: list[tuple[int, int, int, int]] = []  # the shares without their data
         for chunk in range(math.ceil(len(rows) / self._chunk)):
             count = min(self._chunk, len(rows) - chunk * self._chunk)
@@ -159,11 +162,12 @@ class Epochs:
 
     def _load(self, epoch: int, chunk: int) -> Transitions:
         """A chunk of random blocks of transitions; all chunks have one size."""
-        blocks = math.ceil(len(self._rows) / BLOCK)
-        order = np.random.default_rng([self._seed, epoch]).permutation(blocks)
-        position = (order[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        whole, rest = divmod(len(self._rows), BLOCK)
+        order = np.random.default_rng([self._seed, epoch]).permutation(whole)
+        order = np.append(order, whole) if rest else order  # a short block comes last
+        chosen = order[chunk * BLOCKS_PER_CHUNK : (chunk + 1) * BLOCKS_PER_CHUNK]
+        position = (chosen[:, None] * BLOCK + np.arange(BLOCK)).ravel()
         position = position[position < len(self._rows)]
-        position = position[chunk * self._chunk : (chunk + 1) * self._chunk]
         # The last chunk is filled up with a row that is beyond its count.
         position = np.pad(position, (0, self._chunk - len(position)), mode="edge")
         return Transitions.copy(self._dataset, self._rows[position])

@@ -1,0 +1,79 @@
+"""`neubay world` and `neubay world info`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neubay import cli, world
+from neubay.world import fitting
+
+SMALL = ["--width", "8", "--depth", "1", "--pool", "4", "--members", "2", "--max-epochs", "2"]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as finished:
+        cli.main(list(arguments))
+    code = finished.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "walk.npz"
+    state = rng.normal(size=(600, 2)).astype(np.float32)
+    np.savez(
+        path,
+        observations=state,
+        next_observations=np.roll(state, -1, axis=0),
+        actions=rng.uniform(-1, 1, (600, 1)).astype(np.float32),
+        rewards=rng.normal(size=600).astype(np.float32),
+        terminals=np.zeros(600, bool),
+        timeouts=np.arange(1, 601) % 100 == 0,
+    )
+    return path
+
+
+def test_a_world_is_trained_shown_and_found_again(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "world"
+    assert run("world", str(data), *SMALL, "--seed", "3", "--out", str(out)) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    fitted = world.load(out)
+    assert (fitted.seed, fitted.config.width, fitted.world.size) == (3, 8, 2)
+    assert "the best 2 of 4, 1 x 8" in printed and f"{fitted.threshold(1.0):.4g} (1)" in printed
+    assert run("world", "info", str(out)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert fitted.dataset_hash in shown and "2 epochs" in shown
+    assert run("world", str(data), *SMALL, "--seed", "4", "--out", str(out)) == 2
+    assert "its seed is 3, asked for is 4" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_interrupted_command_says_how_to_go_on(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting, "validate", interrupted)
+    out = tmp_path / "world"
+    assert run("world", str(data), *SMALL, "--out", str(out)) == 130
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "to go on: neubay world" in printed and str(data.name) in printed
+
+
+def test_wrong_settings_are_refused_with_a_reason(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("world", str(data), "--pool", "2", "--members", "3") == 2
+    assert "exceeds pool" in "".join(capsys.readouterr())
+    assert run("world", str(data), "--widht", "3") == 2
+    assert "--width" in "".join(capsys.readouterr())
+    assert run("world", "info", str(tmp_path)) == 2
+    assert "not a world" in " ".join(capsys.readouterr().err.split())

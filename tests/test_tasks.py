@@ -408,7 +408,7 @@ def test_tasks_hold_the_33_datasets_once() -> None:
         # Minari ids: never the paper's files, and v5 environments below mujoco/
         ("mujoco/hopper/medium-v0", "mujoco/hopper-v5", None),
         ("mujoco/walker2d/expert-v0", "mujoco/walker2d-v5", None),
-        ("/home/someone/.minari/datasets/mujoco/halfcheetah/simple-v0", "mujoco/halfcheetah-v5", None),
+        ("/data/minari/mujoco/halfcheetah/simple-v0", "mujoco/halfcheetah-v5", None),
         ("D4RL/door/human-v2", "adroit/door", None),
         # built in
         ("pendulum", "pendulum", None),

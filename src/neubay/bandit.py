@@ -28,7 +28,7 @@ from neubay.tape import AgentInput
 from neubay.tasks import get_task, published_settings
 from neubay.theory import Belief, Plan
 from neubay.tracking import Tracker
-from neubay.world import FittedWorld, World, WorldStep
+from neubay.world import FittedWorld, World
 
 TEST_P1 = Bandit.TEST_P1
 PENALTIES = (0.0, 0.003, 0.01, 0.03)
@@ -87,16 +87,20 @@ class TrueBandits(eqx.Module):
     def size(self) -> int:
         return self.p1.shape[0]
 
-    def step(
-        self,
-        state: Float[Array, "k 1"],
-        action: Float[Array, "k 2"],
-        member: Int[Array, " k"],
-        keys: Key[Array, " k"],
-    ) -> WorldStep:
-        mean = action[:, 0] * self.p0 + action[:, 1] * self.p1[member]
+    def select(self, member: Int[Array, " k"]) -> "TrueBandits":
+        return TrueBandits(self.p0, self.p1[member])
+
+    def sample(
+        self, state: Float[Array, "k 1"], action: Float[Array, "k 2"], keys: Key[Array, " k"]
+    ) -> tuple[Float[Array, "k 1"], Float[Array, " k"]]:
+        mean = action[:, 0] * self.p0 + action[:, 1] * self.p1
         paid = jax.vmap(jax.random.uniform)(keys) < mean
-        return WorldStep(state, paid.astype(jnp.float32), jnp.zeros_like(mean))
+        return state, paid.astype(jnp.float32)
+
+    def uncertainty(
+        self, state: Float[Array, "b 1"], action: Float[Array, "b 2"]
+    ) -> Float[Array, " b"]:
+        return jnp.zeros(len(action))
 
 
 class Play(NamedTuple):

@@ -215,11 +215,12 @@ def test_a_member_trains_alone_as_it_does_in_the_pool(dataset: Dataset) -> None:
         recipe = Recipe.of(dataset.task, CONFIG if len(places) == CONFIG.pool else alone)
         keys = training.member_keys(CONFIG.pool, seed=0)[jnp.asarray(places)]
         learner, _ = training.initialise(keys, recipe)
+        lanes = training.spread(learner, recipe.layout)
         for epoch in range(2):
             for share in epochs.shares(epoch, 0):
                 shuffles = training.epoch_shuffles(keys, epoch, share.chunk)
-                learner = training.train(learner, shuffles, share, scaler, recipe)
-        return learner
+                lanes = training.train(lanes, shuffles, share, scaler, recipe)
+        return training.joined(lanes)
 
     pool = trained([0, 1, 2, 3])
     for place in (0, 2):
@@ -328,7 +329,7 @@ def test_stopping_and_snapshots_against_loops(
     keys = jax.ShapeDtypeStruct((3,), jax.random.key(0).dtype)
     blank = jax.eval_shape(jax.vmap(lambda key: Member(1, 1, config, key=key)), keys)
     best = Snapshots(marked(-1), jnp.full(3, jnp.inf, jnp.float32))
-    state = fitting.State(Learner(marked(-1), ()), best)
+    state = fitting.State([Learner(marked(-1), ())], best)
     while not state.ended(config):
         score = jnp.asarray(scores[state.epoch])
         best, improved = training.keep_best(best, marked(state.epoch), score, config)

@@ -136,7 +136,7 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     dataset = made_up_dataset(task, rows + rows // task.horizon + 1)
     recipe = training.Recipe.of(task, config)
     step_flops = pool * training.training_flops(recipe.inputs, recipe.outputs, config)
-    steps = min(max(int(_WORLD_FLOPS / step_flops), 8), rows // config.batch)
+    steps = min(max(int(_WORLD_FLOPS / step_flops), 16), rows // config.batch)
     training_rows, validation_rows = split_rows(dataset.world_rows, config, seed=0)
     epochs = Epochs(dataset, training_rows, batch=config.batch, batches_per_call=steps, seed=0)
     share = next(epochs.shares(0, 0))
@@ -144,19 +144,22 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     scaler = fit_scaler(dataset)
     keys = training.member_keys(pool, seed=0)
     shuffles = training.epoch_shuffles(keys, 0, 0)
-    learner, best = jax.device_put(training.initialise(keys, recipe), recipe.layout.sharding)
+    learner, best = training.initialise(keys, recipe)
+    lanes = training.spread(learner, recipe.layout)
+    del learner  # spread out, it would be held twice
 
     def epoch_of_one_step() -> Any:
-        nonlocal learner, best
-        learner = training.train(learner, shuffles, share._replace(last=1), scaler, recipe)
-        score = training.validate(learner.members, validation, scaler, recipe)
-        best, _ = training.keep_best(best, learner.members, score, config)
+        nonlocal lanes, best
+        lanes = training.train(lanes, shuffles, share._replace(last=1), scaler, recipe)
+        members = training.joined([lane.members for lane in lanes])
+        score = training.validate(members, validation, scaler, recipe)
+        best, _ = training.keep_best(best, members, score, config)
         return best
 
     def call() -> Any:
-        nonlocal learner
-        learner = training.train(learner, shuffles, share, scaler, recipe)
-        return learner
+        nonlocal lanes
+        lanes = training.train(lanes, shuffles, share, scaler, recipe)
+        return lanes
 
     compile_s = compile_seconds(epoch_of_one_step)
     result = measure(call, float(steps * step_flops))._replace(compile_s=compile_s)

@@ -28,14 +28,17 @@ from neubay.world.fitted import (
 )
 from neubay.world.model import Scaler, World
 from neubay.world.training import (
+    Layout,
     Learner,
     Recipe,
     Snapshots,
     epoch_shuffles,
     initialise,
+    joined,
     keep_best,
     member_keys,
     select,
+    spread,
     train,
     training_flops,
     validate,
@@ -138,7 +141,7 @@ def _checked_scaler(dataset: Dataset) -> Scaler:
 class State:
     """A training between two calls: all that is needed to go on."""
 
-    learner: Learner
+    lanes: list[Learner]
     best: Snapshots
     history: list[EpochRecord] = dataclasses.field(default_factory=list)
     shares: int = 0  # of the running epoch, done
@@ -183,19 +186,28 @@ class Checkpoint:
             "waited": state.waited,
             "seconds": state.seconds,
         }
-        runs.save_arrays(self.path, (state.learner, state.best), about)
+        runs.save_arrays(self.path, (joined(state.lanes), state.best), about)
 
-    def load(self, fresh: State) -> State:
-        """What an interrupted training of the same fit left, or `fresh` if there is nothing."""
-        if not self.path.exists():
-            return fresh
+    def load(self, like: tuple[Learner, Snapshots]) -> tuple[Learner, Snapshots, dict[str, Any]]:
+        """What an interrupted training of the same fit left."""
         try:
             check_identity(self.path, runs.read_note(self.path)["identity"], self.identity)
-            (learner, best), about = runs.load_arrays(self.path, (fresh.learner, fresh.best))
+            (learner, best), about = runs.load_arrays(self.path, like)
         except (RunError, KeyError, TypeError) as error:
             raise WorldError(f"{error}; remove {self.path} to train from the start") from None
-        history = [EpochRecord(*record) for record in about["history"]]
-        return State(learner, best, history, about["shares"], about["waited"], about["seconds"])
+        return learner, best, about
+
+
+def _begun(
+    checkpoint: Checkpoint | None, learner: Learner, best: Snapshots, layout: Layout
+) -> State:
+    """The state to train from: what an interruption left, or else the fresh pool."""
+    progress: dict[str, Any] = {}
+    if checkpoint is not None and checkpoint.path.exists():
+        learner, best, about = checkpoint.load((learner, best))
+        progress = {name: about[name] for name in ("shares", "waited", "seconds")}
+        progress["history"] = [EpochRecord(*record) for record in about["history"]]
+    return State(spread(learner, layout), jax.device_put(best, layout.sharding), **progress)
 
 
 def _train_pool(
@@ -219,23 +231,23 @@ def _train_pool(
         seed=seed,
     )
     keys = member_keys(config.pool, seed)
-    state = State(*initialise(keys, recipe))
-    if checkpoint is not None:
-        state = checkpoint.load(state)
-    state.learner, state.best = jax.device_put((state.learner, state.best), recipe.layout.sharding)
+    learner, best = initialise(keys, recipe)
+    state = _begun(checkpoint, learner, best, recipe.layout)
+    del learner, best  # spread out, they would be held twice
 
     with runs.deferred_signals() as signalled:
         pauses = _Pauses(state.seconds, checkpoint, report, signalled)
         while not state.ended(config):
             for share in epochs.shares(state.epoch, state.shares):
-                # One call in flight: while it runs, the next chunk is read.
-                jax.block_until_ready(state.learner)
+                # One call in flight: where calls do not wait, the next chunk is read while it runs.
+                jax.block_until_ready(state.lanes)
                 shuffles = epoch_shuffles(keys, state.epoch, share.chunk)
-                state.learner = train(state.learner, shuffles, share, scaler, recipe)
+                state.lanes = train(state.lanes, shuffles, share, scaler, recipe)
                 state.shares += 1
                 pauses.pause(state, state.shares / len(epochs))
-            score = validate(state.learner.members, validation, scaler, recipe)
-            state.best, improved = keep_best(state.best, state.learner.members, score, config)
+            members = joined([lane.members for lane in state.lanes])
+            score = validate(members, validation, scaler, recipe)
+            state.best, improved = keep_best(state.best, members, score, config)
             state.end_epoch(np.asarray(score), np.asarray(improved))
             pauses.pause(state, 0.0)
     return state

@@ -6,8 +6,10 @@ and its own best snapshot. How they are laid out over devices and time is decide
 
 import functools
 import math
+import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -30,6 +32,9 @@ class Learner(eqx.Module):
 
     members: Member
     optimiser: optax.OptState
+
+
+Stacked = TypeVar("Stacked")  # every leaf has the pool's axis in front
 
 
 class Snapshots(eqx.Module):
@@ -55,9 +60,11 @@ def training_flops(inputs: int, outputs: int, config: WorldConfig) -> int:
 
 
 class Layout(NamedTuple):
-    """Where the members of a pool are trained: in parallel on devices, in groups on each."""
+    """Where the members of a pool are trained: in parallel on devices or in lanes, and there in
+    groups one after the other."""
 
     mesh: Mesh
+    lanes: int  # equal parts of the pool, each trained by a thread of its own
     group: int  # members that take a step side by side
     compiler_options: tuple[tuple[str, str], ...]
 
@@ -68,18 +75,29 @@ class Layout(NamedTuple):
 
 
 def best_layout(pool: int) -> Layout:
-    """All devices that can share the pool evenly; the group that suits the backend.
+    """All devices that can share the pool evenly, and what suits the backend.
 
-    On CPUs the few members of a group stay in cache over many gradient steps. Accelerators want
-    all the parallelism there is.
+    On a CPU the members of a small group stay in cache over many gradient steps, and a lane for
+    each core keeps all of them busy: of a single program, only matrix products use more than one.
+    Accelerators want all the parallelism there is.
     """
     devices = jax.devices()
-    used = max(n for n in range(1, len(devices) + 1) if pool % n == 0)
+    used = _largest_divisor(pool, len(devices))
     mesh = Mesh(np.asarray(devices[:used]), ("pool",))
-    share = pool // used
     if jax.default_backend() != "cpu":
-        return Layout(mesh, share, ())
-    return Layout(mesh, 2 if share % 2 == 0 else 1, _cpu_options())
+        return Layout(mesh, lanes=1, group=pool // used, compiler_options=())
+    lanes = _largest_divisor(pool, _cores()) if used == 1 else 1
+    group = _largest_divisor(pool // (used * lanes), 2)
+    return Layout(mesh, lanes, group, _cpu_options())
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(n for n in range(1, limit + 1) if number % n == 0)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
@@ -187,16 +205,43 @@ def loss(member: Member, batch: Batch) -> Float[Array, ""]:
     return jnp.sum(jnp.where(batch.counts, likelihood, 0)) / jnp.sum(batch.counts)
 
 
+def spread(learner: Learner, layout: Layout) -> list[Learner]:
+    """A pool cut into lanes, on their devices."""
+    learner = jax.device_put(learner, layout.sharding)
+    if layout.lanes == 1:
+        return [learner]
+    leaves, structure = jax.tree.flatten(learner)
+    parts = zip(*(jnp.split(leaf, layout.lanes) for leaf in leaves), strict=True)
+    return [jax.tree.unflatten(structure, part) for part in parts]
+
+
+def joined(lanes: list[Stacked]) -> Stacked:
+    """The pool, or a part of it such as its members, that was cut into lanes."""
+    if len(lanes) == 1:
+        return lanes[0]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *lanes)
+
+
 def train(
-    learner: Learner,
+    lanes: list[Learner],
     shuffles: UInt32[Array, "pool rounds"],
     share: Share,
     scaler: Scaler,
     recipe: Recipe,
-) -> Learner:
-    """Each member's gradient steps on its own shuffle of a share; uses up `learner`."""
+) -> list[Learner]:
+    """Each member's gradient steps on its own shuffle of a share; uses up the lanes given."""
     data, _, *span = share
-    return trainer(recipe)(learner, shuffles, (data, *span, scaler))
+    steps = trainer(recipe)
+
+    def advance(lane: Learner, shuffles: UInt32[Array, "lane rounds"]) -> Learner:
+        return steps(lane, shuffles, (data, *span, scaler))
+
+    if len(lanes) == 1:
+        return [advance(lanes[0], shuffles)]
+    # A device runs what one thread gives it in order, and what several give it side by side.
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        parts = jnp.split(shuffles, len(lanes))
+        return list(threads.map(lambda *lane: jax.block_until_ready(advance(*lane)), lanes, parts))
 
 
 @functools.cache

@@ -12,6 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from neubay.errors import ConfigError
 
 Row = dict[str, Any]
@@ -35,6 +38,46 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def read_metrics(
+    path: Path, kind: str = "train", points: int | None = None
+) -> dict[str, Float[np.ndarray, " rows"]]:
+    """The numbers of a metrics file's rows of one kind, as columns; nested names are joined by '/'.
+
+    A number that a row lacks is NaN. With `points`, about so many rows spread evenly over the file
+    are read, its first and last among them: a curve of a million rows needs no more, and a second
+    is enough for it.
+    """
+    marker = f'"kind": "{kind}"'.encode()
+    wanted: set[int] | None = None
+    if points is not None:
+        last = sum(1 for _ in _lines(path, marker)) - 1
+        wanted = {round(i * last / max(points - 1, 1)) for i in range(points)}
+    columns: dict[str, list[float]] = {"step": []}
+    for number, line in enumerate(_lines(path, marker)):
+        if wanted is not None and number not in wanted:
+            continue
+        row = json.loads(line)
+        before = len(columns["step"])
+        columns["step"].append(float(row["step"]))
+        for name, value in scalars(row):
+            column = columns.setdefault(name, [])
+            column.extend([math.nan] * (before - len(column)))
+            column.append(value)
+    count = len(columns["step"])
+    return {
+        name: np.asarray(values + [math.nan] * (count - len(values)))
+        for name, values in columns.items()
+    }
+
+
+def _lines(path: Path, marker: bytes) -> Iterator[bytes]:
+    """The whole lines of a file that begin with a marker, as far as a line's first words go."""
+    with path.open("rb") as file:
+        for line in file:
+            if marker in line[:100] and line.endswith(b"\n"):
+                yield line
 
 
 def tensorboard(directory: Path) -> Tracker:

@@ -1,0 +1,183 @@
+"""The paper's own tables, from the numbers in `neubay.published` alone."""
+
+import difflib
+from dataclasses import dataclass
+
+from neubay import published
+from neubay.errors import NeubayError
+from neubay.published import Column, Table
+from neubay.report.statistics import Sample, best_of, not_worse, shade
+from neubay.report.tables import Cell, Grid, Heading, Row
+
+SEEDS = 6
+"""Of the paper's own results. How many its baselines had, it does not say: the same is assumed."""
+
+SETS: dict[str, tuple[str, ...]] = {
+    "locomotion": ("d4rl_locomotion",),
+    "neorl": ("neorl_locomotion",),
+    "adroit": ("adroit",),
+    "antmaze": ("antmaze",),
+    "ablations": ("ablation_summary", "ablations", "horizon_ablation", "sac_ablation"),
+    "costs": ("rollout_cost", "model_cost"),
+    "neorl2": ("neorl2_safety_half_cheetah",),
+}
+"""Short names, and the tables they stand for."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A cell that the paper marks and Welch's test from its printed numbers would not, or the
+    other way round."""
+
+    row: str
+    column: str
+    printed: bool
+
+
+def grids(name: str) -> list[Grid]:
+    """The tables behind a short name, or behind the name of one table."""
+    names = SETS.get(name, (name,) if name in published.tables() else ())
+    if not names:
+        known = [*SETS, *published.tables()]
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(SETS)}"
+        raise NeubayError(f"the paper has no table '{name}'; {hint}")
+    return [grid(published.table(each)) for each in names]
+
+
+def grid(table: Table) -> Grid:
+    """A table as the paper prints it: its bold and marked cells, and its shading of changes."""
+    decimals = 2 if table.name == "neorl2_safety_half_cheetah" else 1
+    rows = [
+        Row(
+            _row_title(name),
+            tuple(_cell(table, name, column, decimals) for column in table.columns),
+        )
+        for name in table.rows
+    ]
+    note = f"{table.note} Source: {table.source}."
+    if table.average is not None:
+        rows += [_printed_average(table), _recomputed_average(table)]
+        note += _tested_note(table)
+    if _shows_changes(table):
+        note += (
+            " Shaded or with arrows: 3 to 10, 10 to 30 and more than 30 away from the main result."
+        )
+    headings = tuple(
+        Heading(column.name, "the paper's own" if column.group == "ours" else column.group)
+        for column in table.columns
+    )
+    title = f"{table.title} ({table.unit})"
+    return Grid(table.name, title, note, "dataset", headings, tuple(rows))
+
+
+def disagreements(table: Table) -> list[Disagreement]:
+    """Where Welch's one-sided test from the printed means and deviations marks differently.
+
+    All methods are taken to have six seeds, and a deviation that is not printed to be none.
+    """
+    found = []
+    for row in table.rows:
+        samples = _samples(table, row)
+        tested = not_worse(samples)
+        for name in samples:
+            cell = table[row, name]
+            if cell is not None and cell.marked != (name in tested):
+                found.append(Disagreement(row, name, cell.marked))
+    return found
+
+
+def comparisons(table: Table) -> int:
+    """How many cells of a table the test has something to say about."""
+    return sum(len(_samples(table, row)) for row in table.rows)
+
+
+def column_average(table: Table, column: str) -> float | None:
+    """Mean of a column's printed rows; none where one is missing, or of the data's own scores."""
+    cells = [table[row, column] for row in table.rows]
+    if column == "data" or any(cell is None for cell in cells):
+        return None
+    return sum(cell.mean for cell in cells if cell) / len(cells)
+
+
+def change(table: Table, row: str, column: Column) -> float | None:
+    """By how much a setting differs from the main result of its group; none for that itself."""
+    cell = table[row, column.name]
+    mains = [each for each in table.columns if each.main and each.group == column.group]
+    if cell is None or column.main or len(mains) != 1:
+        return None
+    main = table[row, mains[0].name]
+    return None if main is None else cell.mean - main.mean
+
+
+def _shows_changes(table: Table) -> bool:
+    """Whether columns are settings around a main result, and not methods or costs."""
+    settings = any(column.main for column in table.columns) and table.average is None
+    return settings and table.unit == "normalised score"
+
+
+def _samples(table: Table, row: str) -> dict[str, Sample]:
+    cells = {column.name: table[row, column.name] for column in table.columns}
+    return {
+        name: Sample(cell.mean, cell.std, SEEDS)
+        for name, cell in cells.items()
+        if cell is not None and name != "data"
+    }
+
+
+def _cell(table: Table, row: str, column: Column, decimals: int) -> Cell:
+    cell = table[row, column.name]
+    if cell is None:
+        return Cell()
+    difference = change(table, row, column) if _shows_changes(table) else None
+    return Cell.of(
+        Sample(cell.mean, cell.std, SEEDS),
+        best=cell.best,
+        marked=cell.marked,
+        shade=0 if difference is None else shade(difference),
+        decimals=decimals,
+    )
+
+
+def _printed_average(table: Table) -> Row:
+    cells = []
+    for number, _ in enumerate(table.columns):
+        cell = None if table.average is None else table.average[number]
+        one = Cell() if cell is None else Cell.of(Sample(cell.mean, None, SEEDS), best=cell.best)
+        cells.append(one)
+    return Row("average, as printed", tuple(cells), rule=True)
+
+
+def _recomputed_average(table: Table) -> Row:
+    means = {column.name: column_average(table, column.name) for column in table.columns}
+    samples = {name: Sample(mean, None, SEEDS) for name, mean in means.items() if mean is not None}
+    best = best_of(samples)
+    return Row(
+        "average of the rows",
+        tuple(
+            Cell.of(samples[name], best=name == best, decimals=2) if name in samples else Cell()
+            for name in means
+        ),
+    )
+
+
+def _tested_note(table: Table) -> str:
+    differing = disagreements(table)
+    text = (
+        f" Bold and marked as the paper prints them. Welch's one-sided test from these numbers, "
+        f"with {SEEDS} seeds for every method and no deviation where none is printed, agrees on "
+        f"{comparisons(table) - len(differing)} of {comparisons(table)} cells"
+    )
+    if not differing:
+        return f"{text}."
+    words = [
+        f"{each.column} on {each.row} ({'marked' if each.printed else 'not marked'})"
+        for each in differing
+    ]
+    return f"{text}; it does not on {', '.join(words)}, as printed."
+
+
+def _row_title(name: str) -> str:
+    """A benchmark by its title; a dataset as it is."""
+    titles = {str(key): each.title for key, each in published.benchmarks().items()}
+    return titles.get(name, name)

@@ -1,0 +1,122 @@
+"""Statistics over seeds: mean and deviation, interquartile mean, bootstrap, Welch's test.
+
+Everything here takes scores, one per seed, and knows nothing of where they came from.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+Scores = Float[np.ndarray, " seeds"]
+
+SIGNIFICANCE = 0.05
+"""The paper's p below which a method counts as worse than the best."""
+
+SHADES = (3.0, 10.0, 30.0)
+"""Where the paper's light, medium and dark shading of a change begins."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a table says of one method: the mean over n seeds, and their deviation if known."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    @classmethod
+    def of(cls, scores: Scores) -> "Sample":
+        """Of the seeds themselves. One seed has no deviation."""
+        std = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+        return cls(float(np.mean(scores)), std, len(scores))
+
+
+def normalised_std(std: float, random: float, expert: float) -> float:
+    """The deviation of scores 100 (x - random) / (expert - random), from the deviation of x.
+
+    Shifting returns does not change how they spread, so that only the scale counts.
+    """
+    return 100 * std / abs(expert - random)
+
+
+def interquartile_mean(scores: Float[np.ndarray, " values"]) -> float:
+    """IQM: the mean of what remains without the lowest and the highest quarter."""
+    return float(stats.trim_mean(scores, 0.25))
+
+
+def stratified_bootstrap(
+    tasks: Sequence[Float[np.ndarray, " _"]],
+    statistic: Callable[[Float[np.ndarray, " values"]], float] = interquartile_mean,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval of a statistic of all scores, resampling the seeds of each task apart.
+
+    A resample has every task with as many seeds as it has, so that the interval tells the spread
+    over seeds and not the difference between tasks. With one seed per task there is no spread to
+    tell: the interval is a point.
+    """
+    rng = np.random.default_rng(seed)
+    values = [
+        statistic(np.concatenate([rng.choice(scores, len(scores)) for scores in tasks]))
+        for _ in range(resamples)
+    ]
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def welch_p(best: Sample, other: Sample) -> float | None:
+    """p of Welch's one-sided t-test that `other` is as good as `best`: small where it is worse.
+
+    A deviation that is not known counts as none, which leaves a one-sample test against the mean
+    that is printed. None where neither is known: nothing can be said.
+    """
+    if best.std is None and other.std is None:
+        return None
+    first, second = best.std or 0.0, other.std or 0.0
+    if first == second == 0:  # no spread: any difference is real
+        return 1.0 if other.mean >= best.mean else 0.0
+    return float(
+        stats.ttest_ind_from_stats(
+            best.mean,
+            first,
+            max(best.n, 2),  # a constant has no spread, whatever its count
+            other.mean,
+            second,
+            max(other.n, 2),
+            equal_var=False,
+            alternative="greater",
+        ).pvalue
+    )
+
+
+def best_of(samples: Mapping[str, Sample]) -> str:
+    """The method with the highest mean; the first of them where several are equal."""
+    return max(samples, key=lambda name: samples[name].mean)
+
+
+def not_worse(samples: Mapping[str, Sample]) -> set[str]:
+    """The methods that the paper would mark: the best, and all not significantly worse than it.
+
+    What cannot be tested, for want of any deviation, is marked only where the means are equal.
+    """
+    best = samples[best_of(samples)]
+    marked = set()
+    for name, sample in samples.items():
+        p = welch_p(best, sample)
+        if sample.mean == best.mean or (p is not None and p >= SIGNIFICANCE):
+            marked.add(name)
+    return marked
+
+
+def shade(change: float) -> int:
+    """How strongly the paper shades a change of score: 0 to 3, negative where it got worse."""
+    size = round(abs(change), 6)  # scores have one decimal: 43.2 - 33.2 is 10 and not less
+    level = sum(size >= start for start in SHADES)
+    return -level if change < 0 else level

@@ -20,7 +20,7 @@ from neubay.tape import AgentInput, Tape, agent_input, concatenate, episodes
 
 S, A = 3, 2
 TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=3, clip_norm=1e6, kappa=0.3)
-SAC = TINY.model_copy(update={"heads": 2, "kappa": 0.0, "head_depth": 1})
+SAC = TINY.model_copy(update={"huber": 0.4, "heads": 2, "kappa": 0.0, "head_depth": 1})
 
 
 def episode(rng: np.random.Generator, steps: int, real: int, terminal: bool = False) -> Tape:
@@ -155,7 +155,8 @@ def plain_losses(
         next_value = jax.lax.stop_gradient(q_next - alpha * log_prob)[1:]
         target = (part.reward + config.gamma * ~part.terminated * jnp.append(next_value, 0.0))[:-1]
         error = jnp.abs(q[:, :-1] - target)
-        critic_rows = jnp.where(error < 1, 0.5 * error**2, error - 0.5).mean(axis=0)
+        linear = config.huber * (error - 0.5 * config.huber)
+        critic_rows = jnp.where(error < config.huber, 0.5 * error**2, linear).mean(axis=0)
         actor_rows = alpha * log_prob - q_policy.mean(axis=0)
         alpha_rows = -alpha * (log_prob + config.target_entropy * A)
         rows.append(jnp.stack([critic_rows, actor_rows[:-1], alpha_rows[:-1]]))

@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "does uncertainty tell errors, are intervals honest",
     ),
     "analyze table": ("analyze:table", "tables in Markdown of what the analyses found"),
+    "analyze runs": ("analyze:runs", "tables of training runs, and their horizons over zeta"),
 }
 
 

@@ -106,6 +106,8 @@ class AgentConfig(Section):
     kappa: float = Field(0.5, ge=0, le=1)
     """Weight of real rows against imagined rows in every loss."""
     gamma: float = Field(0.99, ge=0, lt=1)
+    huber: float = Field(1.0, gt=0)
+    """Temporal-difference error beyond which the critic's loss grows linearly."""
     polyak: float = Field(0.005, gt=0, le=1)
     alpha: float = Field(0.2, gt=0)
     """Initial entropy coefficient, or the coefficient when it is not tuned."""

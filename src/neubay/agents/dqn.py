@@ -171,7 +171,7 @@ def _gradient_step(
         next_value = jnp.roll((target_q * greedy).sum(axis=-1), -1)
         target = tape.target_reward + config.gamma * jnp.where(tape.terminated, 0.0, next_value)
         taken = (q * tape.action).sum(axis=-1)
-        return weights @ optax.huber_loss(taken, target), taken
+        return weights @ optax.huber_loss(taken, target, delta=config.huber), taken
 
     (critic_loss, q), gradient = jax.value_and_grad(loss, has_aux=True)(state.network)
     network, optimiser, health = descend(state.network, gradient, state.optimiser, config)

@@ -147,7 +147,7 @@ def _gradient_step(
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""], Float[Array, " rows"]]]:
         embedded = q_embed(head, features)
         q = q_value(head, embedded, tape.action)
-        critic_loss = weights @ optax.huber_loss(q, target) / config.heads
+        critic_loss = weights @ optax.huber_loss(q, target, delta=config.huber) / config.heads
         frozen_head, frozen_embedded = lax.stop_gradient((head, embedded))
         policy_q = weights @ q_value(frozen_head, frozen_embedded, action) / config.heads
         return critic_loss - policy_q, (critic_loss, policy_q, q / config.heads)

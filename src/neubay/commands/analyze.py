@@ -1,6 +1,7 @@
 """`neubay analyze ...`: the paper's pictures of the world, each with its numbers as JSON."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ Datasets = Annotated[
     tyro.conf.UseAppendAction,
     tyro.conf.arg(metavar="DATASET ...", help_behavior_hint=""),
 ]
+Sources = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
 Files = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")]
 
 
@@ -177,12 +179,58 @@ def table(
     if text is None:
         print(tables)
         return
+    _put_tables(text, tables, world_tables.into_text)
+
+
+def runs(
+    sources: Sources,
+    *,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    figure: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+) -> None:
+    """Tables of runs of `neubay train`, and the figure of score, Q and horizons over zeta.
+
+    Args:
+        sources: Run directories, or JSON files that --out wrote.
+        out: Write the runs, condensed, to this JSON file.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+        figure: Draw the runs of one dataset into this file, a line per zeta.
+    """
+    from neubay import runs as run_files
+    from neubay import tracking
+    from neubay.report import figures, train_figures, train_tables
+
+    if not sources:
+        raise NeubayError("name run directories, or a JSON file that --out wrote")
+    condensed: list[Any] = []
+    for path in sources:
+        if path.is_file():
+            condensed += run_files.read_json(path).get("runs", [])
+            continue
+        about, summary = (run_files.read_json(path / f"{name}.json") for name in ("run", "summary"))
+        metrics = tracking.read_json_lines(path / "metrics.jsonl")
+        condensed.append(train_tables.condense(path.resolve().name, about, summary, metrics))
+    if out is not None:
+        run_files.atomic_write_json(out, {"runs": condensed})
+    if figure is not None:
+        figures.save(train_figures.horizon_figure(condensed), figure)
+    tables = train_tables.markdown(condensed)
+    if text is None:
+        print(tables)
+    else:
+        _put_tables(text, tables, train_tables.into_text)
+
+
+def _put_tables(text: Path, tables: str, into_text: Callable[[str, str], str]) -> None:
+    from neubay import runs as run_files
+
     try:
         old = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NeubayError(f"{text}: cannot be read as text: {error}") from None
-    with runs.atomic_file(text) as file:
-        file.write(world_tables.into_text(old, tables).encode())
+    with run_files.atomic_file(text) as file:
+        file.write(into_text(old, tables).encode())
 
 
 def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:

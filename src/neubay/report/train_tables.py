@@ -1,0 +1,202 @@
+"""Runs of `neubay train` condensed, and their tables as Markdown.
+
+A condensed run holds its result and its curves at the evaluations, small enough to be kept beside
+a text; tables and figures are made from it, never typed.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+from neubay.errors import NeubayError
+
+BEGIN, END = "<!-- tables: neubay analyze runs -->", "<!-- end of tables -->"
+
+Run = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+_CURVE = (
+    "q_data",
+    "q_imagined",
+    "entropy",
+    "horizon_p25",
+    "horizon_p50",
+    "horizon_p75",
+    "horizon_max",
+    "ended_uncertain",
+)
+_RESULT = (
+    "dataset",
+    "task",
+    "environment",
+    "seed",
+    "steps",
+    "return_mean",
+    "return_std",
+    "episodes",
+    "score",
+    "data_return_mean",
+    "data_score",
+    "discounted_mean",
+    "q_data",
+    "horizon",
+    "posterior",
+    "seconds",
+)
+
+
+def condense(name: str, run: Row, summary: Row, metrics: Iterable[Row]) -> dict[str, Any]:
+    """What run.json, summary.json and metrics.jsonl of a finished run say, in few numbers."""
+    try:
+        return {
+            "run": name,
+            "variant": run.get("variant", "neubay"),
+            "preset": run.get("preset"),
+            "changed": _changed(run),
+            "zeta": run["config"]["rollout"]["zeta"],
+            **{key: _rounded(summary[key]) for key in _RESULT},
+            "curve": list(_curve(metrics)),
+        }
+    except (KeyError, TypeError) as error:
+        raise NeubayError(f"{name}: not a finished run of 'neubay train' ({error})") from None
+
+
+def _changed(run: Row) -> list[str]:
+    """The settings that the command names, as it names them; the seed and the places aside."""
+    words = str(run.get("command", "")).split()
+    flags = [number for number, word in enumerate(words) if word.startswith("--")]
+    named = [words[begin:end] for begin, end in pairwise([*flags, len(words)])]
+    places = {"seed", "out", "world", "variant", "preset", "task", "tensorboard", "wandb"}
+    return [" ".join(words).removeprefix("--") for words in named if words[0][2:] not in places]
+
+
+def _curve(metrics: Iterable[Row]) -> Iterable[dict[str, Any]]:
+    """A point per evaluation; what training reports is averaged since the one before."""
+    since: dict[str, list[float]] = defaultdict(list)
+    for row in metrics:
+        if row["kind"] == "train":
+            for name in _CURVE:
+                if row.get(name) is not None:
+                    since[name].append(row[name])
+        elif row["kind"] == "evaluation":
+            point = {name: row.get(name) for name in ("step", "return_mean", "score")}
+            point["discounted_mean"] = row.get("discounted_mean")
+            yield _rounded(point | {name: fmean(values) for name, values in since.items()})
+            since.clear()
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits: more would say what is not known, and fill the file."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.4g}")
+    return value
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """For each dataset its groups of runs that differ in the seed alone, then every run."""
+    parts = []
+    for dataset, members in _grouped(runs, "dataset").items():
+        first = members[0]
+        data = _with_score(first["data_return_mean"], first["data_score"])
+        parts.append(
+            f"### {dataset}, in {first['environment']}\n\nThe data's own mean return: {data}.\n\n"
+            f"{_groups(members)}\n\nEach run:\n\n{_runs(members)}"
+        )
+    return "\n\n".join(parts)
+
+
+def into_text(text: str, tables: str) -> str:
+    """The text with what stands between its two markers replaced by the tables."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise NeubayError(f"the text needs one line '{BEGIN}' and, below it, one line '{END}'")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
+
+
+def setting(run: Run) -> str:
+    """What distinguishes a run from the default, apart from its seed."""
+    return ", ".join([run["variant"], *run["changed"]])
+
+
+def _grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run[key] if key != "setting" else setting(run)].append(run)
+    return dict(groups)
+
+
+def _groups(runs: Sequence[Run]) -> str:
+    rows = []
+    for name, members in _grouped(runs, "setting").items():
+        scores = [run["score"] for run in members]
+        rows.append(
+            (
+                name,
+                str(len(members)),
+                _spread([run["return_mean"] for run in members]),
+                "-" if None in scores else _spread(scores),
+                _spread([run["q_data"] for run in members]),
+                _spread([run["discounted_mean"] for run in members]),
+                _spread([run["horizon"].get("p50") for run in members]),
+                _spread([run["seconds"]["total"] / 60 for run in members]),
+            )
+        )
+    head = ("setting", "seeds", "return", "score", "Q on data", "discounted return")
+    return _table((*head, "median horizon", "minutes"), rows)
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    rows = [
+        (
+            setting(run),
+            str(run["seed"]),
+            f"{run['steps']:,}",
+            f"{run['return_mean']:.1f} ± {run['return_std']:.1f}",
+            _number(run["score"]),
+            _number(max((point["score"] or -math.inf for point in run["curve"]), default=None)),
+            _number(run["q_data"]),
+            _number(run["discounted_mean"]),
+            _horizon(run["horizon"]),
+            _number(run["posterior"] and run["posterior"]["return_mean"]),
+            _minutes(run["seconds"]),
+        )
+        for run in runs
+    ]
+    head = ("setting", "seed", "steps", "return", "score", "best score on the way", "Q on data")
+    more = ("discounted return", "horizon p50 / max", "by the posterior", "minutes (world)")
+    return _table((*head, *more), rows)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    spread = f" ± {stdev(known):.1f}" if len(known) > 1 else ""
+    return f"{fmean(known):.1f}{spread}"
+
+
+def _with_score(value: float, score: float | None) -> str:
+    return f"{value:.1f}" + ("" if score is None else f" (score {score:.1f})")
+
+
+def _horizon(horizon: Row) -> str:
+    return f"{horizon['p50']:.0f} / {horizon['max']:.0f}" if horizon else "-"
+
+
+def _minutes(seconds: Row) -> str:
+    return f"{seconds['total'] / 60:.1f} ({seconds['world'] / 60:.1f})"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isinf(value) else f"{value:.1f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

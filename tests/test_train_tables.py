@@ -1,0 +1,101 @@
+"""Tables and the figure of training runs are made from what the runs wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from neubay import cli
+from neubay.errors import NeubayError
+from neubay.report import train_tables
+
+ROOT = Path(__file__).parent.parent
+
+
+def write_run(
+    directory: Path, *, seed: int, zeta: float, returns: list[float], command: str = ""
+) -> Path:
+    """A run directory with an evaluation after every two rows of training."""
+    directory.mkdir(parents=True)
+    run = {
+        "variant": "neubay",
+        "preset": "cpu",
+        "command": command or f"neubay train --seed {seed} --rollout.zeta {zeta}",
+        "config": {"rollout": {"zeta": zeta}},
+    }
+    summary = {
+        "dataset": "toy",
+        "task": "toy",
+        "environment": "Toy-v0",
+        "seed": seed,
+        "steps": 100 * len(returns),
+        "return_mean": returns[-1],
+        "return_std": 3.0,
+        "episodes": 20,
+        "score": None,
+        "data_return_mean": -900.0,
+        "data_score": None,
+        "discounted_mean": -50.123456,
+        "q_data": -40.0,
+        "horizon": {"p50": 16.0, "max": 64.0},
+        "posterior": {"return_mean": -120.0},
+        "seconds": {"world": 60.0, "total": 240.0},
+    }
+    rows: list[dict[str, Any]] = []
+    for number, value in enumerate(returns):
+        for half in (1, 2):
+            step = 100 * number + 50 * half
+            horizons = {f"horizon_{q}": 8.0 * half for q in ("p25", "p50", "p75", "max")}
+            numbers = {"q_data": 10.0 * half, "entropy": None, **horizons}
+            rows.append({"kind": "train", "step": step, **numbers})
+        rows.append({"kind": "evaluation", "step": step, "return_mean": value, "score": None})
+    (directory / "run.json").write_text(json.dumps(run))
+    (directory / "summary.json").write_text(json.dumps(summary))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def run_command(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code in (None, 0)
+
+
+def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directories = [
+        write_run(tmp_path / f"{zeta}-{seed}", seed=seed, zeta=zeta, returns=[-800.0, last])
+        for zeta, seed, last in ((1.0, 0, -100.0), (1.0, 1, -200.0), (0.9, 0, -700.0))
+    ]
+    kept, figure, text = tmp_path / "runs.json", tmp_path / "zeta.png", tmp_path / "page.md"
+    named = ["analyze", "runs", *map(str, directories)]
+    run_command([*named, "--out", str(kept), "--figure", str(figure)])
+    printed = capsys.readouterr().out
+    assert "| neubay, rollout.zeta 1.0 | 2 | -150.0 ± 70.7 |" in printed
+    assert "| neubay, rollout.zeta 0.9 | 1 | -700.0 |" in printed
+    with Image.open(figure) as image:
+        assert image.width > 1000
+
+    # What training reports is averaged between evaluations; numbers are kept to four digits.
+    first = json.loads(kept.read_text())["runs"][0]
+    assert [point["q_data"] for point in first["curve"]] == [15.0, 15.0]
+    assert [point["step"] for point in first["curve"]] == [100, 200]
+    assert first["discounted_mean"] == -50.12
+
+    # The condensed file makes the same tables, into the page's own place for them.
+    text.write_text(f"Above.\n{train_tables.BEGIN}\nold\n{train_tables.END}\nBelow.\n")
+    run_command(["analyze", "runs", str(kept), "--text", str(text)])
+    page = text.read_text()
+    assert printed.strip() in page and page.startswith("Above.") and page.endswith("Below.\n")
+    assert "old" not in page
+
+
+def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NeubayError, match="early: not a finished run"):
+        train_tables.condense("early", {"config": {"rollout": {"zeta": 1.0}}}, {}, [])
+
+
+def test_a_page_without_a_place_for_tables_is_refused() -> None:
+    with pytest.raises(NeubayError, match="needs one line"):
+        train_tables.into_text("nothing here", "| a |")

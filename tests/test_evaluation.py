@@ -63,6 +63,8 @@ def test_each_episode_counts_once() -> None:
     np.testing.assert_allclose(result.scores, 10.0 * expected)
     np.testing.assert_array_equal(result.discounted, 0)  # 1 - 1 at every step
     assert result.record()["episodes"] == 7
+    np.testing.assert_array_equal(result.opening.state[:, 0], np.stack([expected, 0 * expected], 1))
+    np.testing.assert_array_equal(result.opening.action, np.full((7, 1, 1), 0.5))
 
 
 def test_the_horizon_ends_an_episode() -> None:

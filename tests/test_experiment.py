@@ -82,6 +82,8 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [100, 120]
     assert [row["step"] for row in rows if row["kind"] == "train"] == [50, 100, 120]
     assert rows[-1]["return_mean"] == summary["return_mean"]
+    last = rows[-1]  # of the very episodes that were played: what was expected, what was paid
+    assert last["q_gap"] == pytest.approx(last["q_start"] - last["discounted_mean"])
 
 
 def test_a_saved_policy_acts_as_the_trained_one(finished: experiment.Result) -> None:

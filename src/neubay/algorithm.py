@@ -113,7 +113,11 @@ def tape_rows(task: Task, config: TrainConfig) -> int:
 def score(
     agent: Agent, state: AgentState, dataset: Dataset, config: TrainConfig, step: int
 ) -> dict[str, Any] | None:
-    """Evaluate the deterministic policy in the task's environment, if it has one."""
+    """Evaluate the deterministic policy in the task's environment, if it has one.
+
+    `q_start` is what the critic expects of these very episodes, `q_gap` by how much that exceeds
+    what they pay, both discounted; the critic's value includes the entropy bonus.
+    """
     if dataset.task.make_env is None:
         return None
     result = evaluate(
@@ -123,4 +127,7 @@ def score(
         seed=config.seed,
         gamma=config.agent.gamma,
     )
-    return {"kind": "evaluation", "step": step, **result.record()}
+    record = result.record()
+    expected = float(agent.values(state, result.opening).mean())
+    gap = {"q_start": expected, "q_gap": expected - record["discounted_mean"]}
+    return {"kind": "evaluation", "step": step, **record, **gap}

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from neubay.errors import TaskError
-from neubay.tape import AgentInput
+from neubay.tape import AgentInput, Tape
 from neubay.tasks import Task
 
 
@@ -35,6 +35,8 @@ class Evaluation(NamedTuple):
     lengths: Int[np.ndarray, " episodes"]
     scores: Float[np.ndarray, " episodes"] | None
     """Normalised score of each episode; none where the task has no reference."""
+    opening: Tape
+    """The first row of each episode, leaves (episodes, 1, ...)."""
 
     def record(self) -> dict[str, Any]:
         """As plain numbers, for a metrics file."""
@@ -91,6 +93,8 @@ def _roll(
         inputs = AgentInput(state, last_action, last_reward, start)
         memory, action = _act(policy, memory, inputs, key, np.int32(step))
         last_action = np.array(action)
+        if step == 0:
+            opening = _opening(state, last_action)
         commands = task.from_unit(last_action)
         for i in np.flatnonzero(live):
             observation, reward, terminated, truncated, _ = environments[i].step(commands[i])
@@ -103,4 +107,19 @@ def _roll(
             live[i] = not (terminated or truncated)
         if not live.any():
             break
-    return Evaluation(returns, discounted, lengths, task.score(returns))
+    return Evaluation(returns, discounted, lengths, task.score(returns), opening)
+
+
+def _opening(
+    state: Float[np.ndarray, "episodes s"], action: Float[np.ndarray, "episodes a"]
+) -> Tape:
+    """(s_0, a_0) of every episode, as tapes of one row for the critic to judge."""
+    one = np.ones((len(state), 1), bool)
+    return Tape(
+        state=state[:, None].copy(),  # written over as the episode goes on
+        action=action[:, None],
+        reward=np.zeros(one.shape, np.float32),
+        terminated=~one,
+        start=one,
+        real=one,
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from neubay.agents import bc, dqn, redq
 from neubay.config import AgentConfig
@@ -28,6 +28,10 @@ class Agent(Protocol):
 
     def policy(self, state: AgentState, deterministic: bool) -> Any:
         """As imagination and evaluation want it: `initial`, `recall`, `act`."""
+        ...
+
+    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows"]:
+        """Q(h_t, a_t) at the tapes' own actions; not a number where there is no critic."""
         ...
 
 

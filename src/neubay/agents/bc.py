@@ -63,6 +63,10 @@ class Agent:
     def policy(self, state: AgentState, deterministic: bool) -> RecurrentPolicy:
         return RecurrentPolicy(state.actor, deterministic)
 
+    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows"]:
+        """An imitator does not judge: not a number."""
+        return jnp.full(tapes.reward.shape, jnp.nan)
+
 
 def _gradient_step(
     config: AgentConfig, state: AgentState, tape: Tape

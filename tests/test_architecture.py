@@ -21,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors", "config", "environments", "published"},
     "runs": {"errors"},
     "tracking": {"errors"},
+    "rundir": {"errors", "runs"},
+    "checkpoints": {"errors", "runs", "rundir"},
     "data": FOUNDATION | {"tasks", "published", "runs"},
     "memory": FOUNDATION,
     "world": FOUNDATION | {"tasks", "data", "runs"},
@@ -29,17 +31,18 @@ ALLOWED: dict[str, set[str]] = {
     "agents": FOUNDATION | {"memory"},
     "experience": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents"},
     "evaluation": FOUNDATION | {"tasks"},
+    "preflight": FOUNDATION | {"data", "agents", "replay", "world"},
     "algorithm": FOUNDATION
-    | {"tasks", "data", "world", "agents", "experience", "evaluation", "tracking"},
+    | {"tasks", "data", "world", "agents", "experience", "evaluation", "tracking", "checkpoints"},
     "policy": FOUNDATION | {"agents", "tasks", "runs"},
     "experiment": FOUNDATION
     | {"tasks", "data", "world", "imagination", "experience", "algorithm", "policy", "runs"}
-    | {"tracking"},
+    | {"tracking", "checkpoints", "preflight", "rundir"},
     "analysis": FOUNDATION | {"tasks", "data", "world", "runs"},
     "theory": {"errors"},
     "bandit": FOUNDATION
     | {"tasks", "data", "world", "imagination", "experience", "algorithm", "agents", "runs"}
-    | {"theory", "tracking", "evaluation", "policy", "experiment", "environments"},
+    | {"theory", "tracking", "evaluation", "policy", "experiment", "environments", "rundir"},
     "bench": FOUNDATION
     | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "runs"},
     "report": {"errors", "published"},

@@ -8,52 +8,12 @@ import pytest
 
 import neubay
 from neubay import experiment
-from neubay.config import TrainConfig, preset, updated
-from neubay.data.dataset import Dataset
+from neubay.config import updated
 from neubay.errors import ConfigError, NeubayError, RunError
 from neubay.policy import load_policy
 from neubay.tasks import get_task
 from neubay.tracking import read_json_lines
-
-TINY = {
-    "world": {"width": 8, "depth": 1, "pool": 3, "members": 2, "max_epochs": 2, "batch": 64},
-    "rollout": {"rollouts": 4},
-    "agent": {
-        "width": 8,
-        "memory_size": 4,
-        "memory_layers": 1,
-        "heads": 2,
-        "head_depth": 1,
-        "steps": 120,
-        "updates_per_row": 0.2,
-        "tape": None,
-        "buffer": 10_000,
-    },
-    "evaluation": {"evaluations": 2, "episodes": 3},
-}
-
-
-def tiny(**changes: dict) -> TrainConfig:
-    return updated(updated(preset("cpu"), TINY), changes)
-
-
-def swings(task: object = None, horizon: int = 200, episodes: int = 6) -> Dataset:
-    """Something like a pendulum's data, made up."""
-    rng = np.random.default_rng(0)
-    rows = episodes * horizon
-    angle = np.cumsum(rng.normal(size=(episodes, horizon + 1)) * 0.3, axis=1)
-    states = np.stack([np.cos(angle), np.sin(angle), np.gradient(angle, axis=1)], axis=-1)
-    ends = np.tile(np.arange(horizon) == horizon - 1, episodes)
-    return Dataset.from_arrays(
-        states[:, :-1].reshape(rows, 3).astype(np.float32),
-        rng.uniform(-1, 1, (rows, 1)).astype(np.float32),
-        -(angle[:, :-1] ** 2).reshape(rows).astype(np.float32),
-        np.zeros(rows, bool),
-        ends,
-        states[:, 1:].reshape(rows, 3).astype(np.float32),
-        task=task,
-        name="swings",
-    )
+from small_runs import TINY, swings, tiny
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +92,17 @@ def test_a_damaged_policy_file_is_refused(tmp_path: Path, content: bytes) -> Non
         load_policy(path)
 
 
-def test_nothing_is_overwritten(finished: experiment.Result) -> None:
-    before = (finished.directory / "summary.json").read_bytes()
-    with pytest.raises(RunError, match="not empty"):
-        experiment.run(swings(get_task("pendulum")), tiny(), finished.directory)
-    assert (finished.directory / "summary.json").read_bytes() == before
+def test_a_finished_run_is_opened_and_nothing_else_is_touched(
+    finished: experiment.Result, tmp_path: Path
+) -> None:
+    files = {path: path.read_bytes() for path in finished.directory.glob("*.*")}
+    again = experiment.run(swings(get_task("pendulum")), tiny(), finished.directory)
+    assert again.summary == finished.summary
+    assert {path: path.read_bytes() for path in finished.directory.glob("*.*")} == files
+    with pytest.raises(RunError, match="not a run"):
+        (tmp_path / "thesis.txt").touch()
+        experiment.run(swings(get_task("pendulum")), tiny(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_tape_shorter_than_a_trajectory_is_refused(tmp_path: Path) -> None:

@@ -7,10 +7,6 @@ while gradient steps remain:
 """
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +14,10 @@ import numpy as np
 
 from neubay import agents
 from neubay.agents import Agent, AgentState
+from neubay.checkpoints import Checkpoints
 from neubay.config import TrainConfig
 from neubay.data.dataset import Dataset
-from neubay.errors import ConfigError
+from neubay.errors import ConfigError, TrainingError
 from neubay.evaluation import evaluate
 from neubay.experience import Imagined, Recorded
 from neubay.tasks import Task
@@ -34,22 +31,6 @@ RENAMED = {"q_real": "q_data"}
 """The paper's word for the critic's value on real rows: Q on the data."""
 
 
-@dataclass
-class Clock:
-    """Wall seconds per stage."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - begun
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
-
-
 class Trained(NamedTuple):
     """What training leaves: the agent and its state, the last numbers, the time spent."""
 
@@ -61,41 +42,64 @@ class Trained(NamedTuple):
 
 
 def train_agent(
-    dataset: Dataset, fitted: FittedWorld | None, config: TrainConfig, track: Tracker
+    dataset: Dataset,
+    fitted: FittedWorld | None,
+    config: TrainConfig,
+    track: Tracker,
+    checkpoints: Checkpoints,
 ) -> Trained:
-    """The while-loop of Algorithm 1. Behaviour cloning needs no world and imagines nothing."""
+    """The while-loop of Algorithm 1. Behaviour cloning needs no world and imagines nothing.
+
+    A turn of the loop gathers experience, or makes some of the gradient steps that are due for it;
+    between two turns the training can be left and gone on with.
+    """
     task, seed, steps = dataset.task, config.seed, config.agent.steps
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
-    state = agent.init(jax.random.key(seed))
     experience = Imagined(dataset, fitted, config) if fitted else Recorded(dataset, config)
     rows_of_tape = tape_rows(task, config)
     every = max(steps // config.evaluation.evaluations, 1)
-    clock, step, iteration, due = Clock(), 0, 0, 0.0
-    evaluation: dict[str, Any] | None = None
-    metrics: dict[str, Any] = {}
-    while step < steps:
-        with clock("imagination"):
-            rows, record = experience.gather(agent, state, iteration)
-        due += rows * config.agent.updates_per_row
-        while due >= 1 and step < steps:
-            count = min(UPDATES_PER_CALL, steps - step)
-            with clock("sampling"):
-                tapes = experience.sample(
-                    np.random.default_rng([seed, iteration, step]), count, rows_of_tape
-                )
-            with clock("updates"):
+    state, at = checkpoints.resume(agent.init(jax.random.key(seed)), experience, steps)
+    while at.step < steps:
+        if at.due < 1:
+            with at.clock("imagination"):
+                rows, at.gathered = experience.gather(agent, state, at.iteration)
+            at.iteration, at.due = at.iteration + 1, at.due + rows * config.agent.updates_per_row
+        else:
+            iteration, count = at.iteration - 1, min(UPDATES_PER_CALL, steps - at.step)
+            rng = np.random.default_rng([seed, iteration, at.step])
+            with at.clock("sampling"):
+                tapes = experience.sample(rng, count, rows_of_tape)
+            with at.clock("updates"):
                 state, losses = agent.update(state, tapes)
                 numbers = {RENAMED.get(name, name): float(value) for name, value in losses.items()}
-            before, step, due = step, step + count, due - count
-            metrics = {"kind": "train", "step": step, "iteration": iteration} | numbers | record
-            track(metrics)
-            if step // every > before // every or step == steps:
-                with clock("evaluation"):
-                    evaluation = score(agent, state, dataset, config, step)
-                if evaluation is not None:
-                    track(evaluation)
-        iteration += 1
-    return Trained(agent, state, evaluation, metrics, clock.seconds)
+            before, at.step, at.due = at.step, at.step + count, at.due - count
+            about = {"kind": "train", "step": at.step, "iteration": iteration}
+            at.metrics = about | numbers | at.gathered
+            track(at.metrics)
+            refuse_divergence(numbers, at.step)
+            if at.step // every > before // every or at.step == steps:
+                with at.clock("evaluation"):
+                    at.evaluation = score(agent, state, dataset, config, at.step)
+                if at.evaluation is not None:
+                    track(at.evaluation)
+        checkpoints.pause(state, experience, at, steps)
+    return Trained(agent, state, at.evaluation, at.metrics, at.seconds)
+
+
+def refuse_divergence(numbers: dict[str, float], step: int) -> None:
+    """Stop where a loss is not finite: nothing good comes after it."""
+    diverged = [
+        name
+        for name, value in numbers.items()
+        if not math.isfinite(value) and not name.startswith("q_")  # those lack rows at times
+    ]
+    if diverged:
+        raise TrainingError(
+            f"diverged at step {step:,}: not finite is {', '.join(diverged)}. The last checkpoint "
+            "is from before and is kept; going on from it would end here again. The paper advises "
+            "a smaller learning rate of the recurrent encoder (eta_phi, which it sweeps from 3e-7 "
+            "to 1e-4: --agent.encoder-lr) or a smaller discount (--agent.gamma), in another --out"
+        )
 
 
 def tape_rows(task: Task, config: TrainConfig) -> int:

@@ -6,7 +6,6 @@ lambda each: none is the Bayesian agent, a heavy one the conservative agent. Wha
 bandits with several values of p1 stands beside the exact answers of `theory.py`.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay import config, experiment, imagination, runs, theory, tracking, world
+from neubay import config, experiment, imagination, rundir, runs, theory, tracking, world
 from neubay.config import Preset, TrainConfig
 from neubay.data.collect import collect
 from neubay.data.dataset import Dataset
 from neubay.environments import Bandit
-from neubay.errors import RunError
 from neubay.imagination import Policy, Rules
 from neubay.tape import AgentInput
 from neubay.tasks import get_task, published_settings
@@ -154,25 +152,46 @@ def run(
 ) -> dict[str, Any]:
     """Data, ensemble, one agent per lambda, evaluation; written to `directory`/summary.json.
 
+    What was left there is gone on with, and what is finished is read from there.
+
     Args:
         overrides: changes to the preset's settings, such as {"agent": {"encoder_lr": 1e-5}}.
         report: told what begins.
         track: where the agents' rows go beside their own files.
     """
-    begun = time.perf_counter()
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise RunError(
-            f"{directory} exists and is not empty: nothing in it is overwritten; "
-            "choose another --out, or remove it"
-        )
+    asked = {
+        "kind": "bandit",
+        "config": {
+            "preset": preset,
+            "seed": seed,
+            "penalties": list(penalties),
+            "overrides": overrides or {},
+        },
+        "provenance": runs.provenance(),
+    }
+    with rundir.claimed(directory, asked), runs.deferred_signals():
+        if not rundir.is_finished(directory):
+            summary = _run(preset, seed, directory, penalties, overrides or {}, report, track)
+            runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
+        return runs.read_json(directory / rundir.SUMMARY_FILE)
+
+
+def _run(
+    preset: Preset,
+    seed: int,
+    directory: Path,
+    penalties: Sequence[float],
+    overrides: dict[str, Any],
+    report: Callable[[str], None],
+    track: Tracker | None,
+) -> dict[str, Any]:
     dataset = collect_data(seed)
     report("reward ensemble")
     configs = {
-        penalty: config.updated(settings(preset, seed, penalty), overrides or {})
-        for penalty in penalties
+        penalty: config.updated(settings(preset, seed, penalty), overrides) for penalty in penalties
     }
     world_config = next(iter(configs.values())).world
-    fitted = world.fit(dataset, world_config, seed, directory=directory / "world")
+    fitted = world.fit(dataset, world_config, seed, directory=directory / "world", report=report)
     arms = view_arms(fitted.world)
     belief = Belief.of_ensemble(arms.means)
     horizon = dataset.task.horizon
@@ -181,7 +200,7 @@ def run(
     summary: dict[str, Any] = {
         "preset": preset,
         "seed": seed,
-        "overrides": overrides or {},
+        "overrides": overrides,
         "steps": next(iter(configs.values())).agent.steps,
         "episodes": EPISODES,
         "test_p1": list(TEST_P1),
@@ -192,6 +211,8 @@ def run(
         "posterior": {"bayes_optimal": best / horizon, "robust_optimal": worst_case / horizon},
         "mean_return": {},
         "agents": {},
+        "seconds": fitted.seconds,
+        "provenance": runs.provenance(),
     }
     for penalty, chosen in configs.items():
         name = f"{penalty:g}"
@@ -202,6 +223,7 @@ def run(
             directory / f"lambda-{name}",
             fitted=fitted,
             trackers=() if track is None else (track,),
+            report=report,
         )
         record = compare(
             result.policy.mode, dataset, belief, surcharge(fitted, arms, penalty), seed
@@ -211,9 +233,7 @@ def run(
         summary["mean_return"][name] = {
             p1: bandit["mean_return"] for p1, bandit in record["bandits"].items()
         }
-    summary["seconds"] = time.perf_counter() - begun
-    summary["provenance"] = runs.provenance()
-    runs.atomic_write_json(directory / "summary.json", summary)
+        summary["seconds"] += result.summary["seconds"]["total"]
     return summary
 
 

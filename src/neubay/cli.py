@@ -7,6 +7,7 @@ import difflib
 import importlib
 import inspect
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -60,9 +61,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except NeubayError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         code = 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         errors.print("interrupted")
-        code = 130
+        code = 128 + getattr(stop, "signum", signal.SIGINT)  # as a shell counts
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

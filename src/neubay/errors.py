@@ -27,3 +27,7 @@ class WorldError(NeubayError):
 
 class RunError(NeubayError):
     """A run directory is unreadable, in use, or does not match what was asked."""
+
+
+class TrainingError(NeubayError):
+    """A training cannot go on, or would not fit into the machine."""

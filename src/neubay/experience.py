@@ -57,6 +57,14 @@ class Imagined:
         """Tapes of whole trajectories from the replay."""
         return self.replay.sample(rng, batches, rows)
 
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """All that was gathered and is still held."""
+        return self.replay.state_dict()
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Go on with what another one had gathered."""
+        self.replay.load(state)
+
 
 class Recorded:
     """Experience for behaviour cloning: the data as it is."""
@@ -71,3 +79,10 @@ class Recorded:
     def sample(self, rng: np.random.Generator, batches: int, rows: int) -> Tape:
         """Tapes of whole episodes from the data."""
         return sample_data(self.dataset, rng, batches, rows)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Nothing: the data is where it was."""
+        return {}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Nothing to go on with."""

@@ -1,11 +1,6 @@
 """One call from data to a scored policy: world (reused if one matches), agent, evaluation, files.
 
-A run directory holds
-
-    run.json        what was asked: settings as resolved, data, task, versions
-    metrics.jsonl   one row per device call of updates, per evaluation
-    policy.npz      the trained policy
-    summary.json    the result
+A run directory (`rundir.py`) that was left is gone on with, and a finished one is opened.
 """
 
 import hashlib
@@ -20,21 +15,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from neubay import data, imagination, runs, tracking, world
+from neubay import data, imagination, preflight, rundir, runs, tracking, world
 from neubay.algorithm import Trained, tape_rows, train_agent
+from neubay.checkpoints import EVERY, Checkpoints
 from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, updated
 from neubay.config import preset as config_preset
 from neubay.data.dataset import Dataset
 from neubay.data.files import cache_directory
 from neubay.errors import ConfigError, RunError
 from neubay.experience import rollout_rules
-from neubay.policy import Policy
+from neubay.policy import Policy, load_policy
+from neubay.runs import Report
 from neubay.tasks import published_settings
 from neubay.tracking import Tracker
 from neubay.world import FittedWorld
-
-LAYOUT = 1
-"""Version of the run directory."""
 
 WorldProgress = Callable[[world.Progress], None]
 
@@ -92,33 +86,132 @@ def run(
     about: dict[str, Any] | None = None,
     trackers: tuple[Tracker, ...] = (),
     world_progress: WorldProgress | None = None,
+    checkpoint_seconds: float = EVERY,
+    report: Report = runs.log,
 ) -> Result:
     """Train world and agent on `dataset` and score the policy; everything is kept in `directory`.
+
+    A run that was left there goes on and ends, on a CPU bit for bit, as if it never had been; a
+    finished one is given back. `runs.Stopped` is raised where SIGINT or SIGTERM ended it.
 
     Args:
         fitted: a world to use instead of training or looking for one.
         about: more to write into run.json, such as the command.
         trackers: where rows go beside metrics.jsonl.
         world_progress: told how the world's training goes.
+        checkpoint_seconds: time between two checkpoints, at least.
+        report: told, in a sentence, what a user should know.
     """
     tape_rows(dataset.task, config)  # settings that cannot work are refused before any work
-    _begin(directory, dataset, config, about or {})
-    begun = time.perf_counter()
-    needs_world = config.agent.algorithm != "bc"
-    if needs_world and fitted is None:
+    if not rundir.is_finished(directory):
+        preflight.check_memory(dataset, config)
+    asked = _description(dataset, config) | (about or {})
+    with rundir.claimed(directory, asked) as begun, runs.deferred_signals() as signalled:
+        metrics = directory / rundir.METRICS_FILE
+        checkpoints = Checkpoints(
+            directory, metrics, every=checkpoint_seconds, signalled=signalled, report=report
+        )
+        if rundir.is_finished(directory):
+            checkpoints.finish()  # in case that the process ended just before
+            return _finished(directory, fitted)
+        _tell_changes(begun, report)
+        needs_world = config.agent.algorithm != "bc"
+        world_seconds = 0.0
+        if needs_world:
+            fitted, world_seconds = _world(
+                dataset, config, directory, fitted, world_progress, report
+            )
+        track = tracking.together([tracking.json_lines(metrics), *trackers])
+        trained = train_agent(dataset, fitted if needs_world else None, config, track, checkpoints)
+        begun_summary = time.perf_counter()
+        policy = Policy(trained.agent, trained.state, dataset.task, config.agent)
+        policy.save(directory / rundir.POLICY_FILE)
+        summary = summarise(dataset, fitted, config, trained)
+        seconds = {"world": world_seconds, **trained.seconds}
+        seconds["summary"] = time.perf_counter() - begun_summary
+        summary["seconds"] = seconds | {"total": sum(seconds.values())}
+        runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
+        checkpoints.finish()
+        return Result(policy, fitted, summary, directory)
+
+
+def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
+    """What is asked of a run."""
+    return {
+        "config": config.model_dump(),
+        "dataset": {
+            "name": dataset.name,
+            "source": dataset.source,
+            "hash": dataset.hash,
+            "episodes": len(dataset.returns),
+            "transitions": int(dataset.bounds[1].sum()),
+            "published": dataset.published,
+        },
+        "task": dataset.task.name,
+        "environment": dataset.task.env_name,
+        "provenance": runs.provenance(),
+    }
+
+
+def _tell_changes(begun: dict[str, Any], report: Report) -> None:
+    """Say so where a run is gone on with by other software than it was begun with."""
+    before, now = begun.get("provenance", {}), runs.provenance()
+    changed = [
+        f"{name} {before.get(name, 'none')}, now {now.get(name, 'none')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        report(f"begun with {'; '.join(changed)}: numbers may differ from a run made in one go")
+
+
+def _world(
+    dataset: Dataset,
+    config: TrainConfig,
+    directory: Path,
+    fitted: FittedWorld | None,
+    progress: WorldProgress | None,
+    report: Report,
+) -> tuple[FittedWorld, float]:
+    """The run's world, found, trained or handed in, and the time that took; the run directory
+    remembers which it was, and no other is gone on with."""
+    begun, where = time.perf_counter(), None
+    if fitted is None:
         where = world_directory(dataset, config.world, config.seed)
         fitted = world.fit(
-            dataset, config.world, config.seed, directory=where, progress=world_progress
+            dataset, config.world, config.seed, directory=where, progress=progress, report=report
         )
-    world_seconds = time.perf_counter() - begun
-    track = tracking.together([tracking.json_lines(directory / "metrics.jsonl"), *trackers])
-    trained = train_agent(dataset, fitted if needs_world else None, config, track)
-    policy = Policy(trained.agent, trained.state, dataset.task, config.agent)
-    policy.save(directory / "policy.npz")
-    summary = summarise(dataset, fitted, config, trained)
-    summary["seconds"] = {"world": world_seconds, **trained.seconds}
-    summary["seconds"]["total"] = time.perf_counter() - begun
-    runs.atomic_write_json(directory / "summary.json", summary)
+    digest = runs.tree_hash(fitted.world)
+    path = directory / rundir.WORLD_FILE
+    if path.exists():
+        reference = runs.read_json(path)
+        if reference["hash"] != digest:
+            raise RunError(
+                f"{directory}: begun in the world {reference['hash']}, this one is {digest}. Use "
+                "the same (--world), or choose another --out"
+            )
+    else:
+        reference = {
+            "directory": None if where is None else str(where),
+            "hash": digest,
+            "dataset_hash": fitted.dataset_hash,
+            "seed": fitted.seed,
+            "config": fitted.config.model_dump(),
+            "seconds": time.perf_counter() - begun,
+        }
+        runs.atomic_write_json(path, reference)
+    return fitted, float(reference["seconds"])
+
+
+def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
+    """What a finished run left."""
+    policy = load_policy(directory / rundir.POLICY_FILE)
+    summary = runs.read_json(directory / rundir.SUMMARY_FILE)
+    reference = directory / rundir.WORLD_FILE
+    if fitted is None and reference.exists():
+        where = runs.read_json(reference)["directory"]
+        if where is not None and Path(where).exists():
+            fitted = world.load(Path(where))
     return Result(policy, fitted, summary, directory)
 
 
@@ -192,35 +285,3 @@ def posterior_estimate(
         "cut_share": float(cut.mean()),
         "length_mean": float(rollouts.length.mean()),
     }
-
-
-def _begin(directory: Path, dataset: Dataset, config: TrainConfig, about: dict[str, Any]) -> None:
-    """Claim an empty directory, and write down what is asked of the run."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise RunError(
-            f"{directory} exists and is not empty: nothing in it is overwritten; "
-            "choose another --out, or remove it"
-        )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        runs.atomic_write_json(
-            directory / "run.json",
-            {
-                "layout": LAYOUT,
-                "config": config.model_dump(),
-                "dataset": {
-                    "name": dataset.name,
-                    "source": dataset.source,
-                    "hash": dataset.hash,
-                    "episodes": len(dataset.returns),
-                    "transitions": int(dataset.bounds[1].sum()),
-                    "published": dataset.published,
-                },
-                "task": dataset.task.name,
-                "environment": dataset.task.env_name,
-                "provenance": runs.provenance(),
-                **about,
-            },
-        )
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be written: {error.strerror}") from None

@@ -1,24 +1,39 @@
-"""Files that survive: atomic writes, arrays of a pytree, provenance, stopping at a safe point."""
+"""Files that survive: atomic writes, arrays of a pytree, locks, provenance, stopping safely.
+
+JAX is imported where it is used: who only looks at files does not wait for it.
+"""
 
 import contextlib
+import datetime
+import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
+import shutil
 import signal
+import subprocess
 import threading
-import zipfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from neubay.errors import RunError
+
+Report = Callable[[str], None]
+"""Is told in a sentence what a user should know."""
+
+
+def log(text: str) -> None:
+    """The report of who names no other: standard error, unless logging is set up otherwise."""
+    logging.getLogger("neubay").warning(text)
 
 
 @contextlib.contextmanager
@@ -32,8 +47,18 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def atomic_write_json(path: Path, value: Any) -> None:
@@ -67,14 +92,11 @@ def load_arrays(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """Read what `save_arrays` wrote into the structure of `like`, whose leaves have a shape and a
     dtype; a leaf that is missing, left over or of another shape or dtype is an error."""
     wanted = {f"tree{name}": leaf for name, leaf in _named_leaves(like)}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(file["about"].tobytes())
-            stored = {name: file[name] for name in file.files if name != "about"}
-    except FileNotFoundError:
-        raise RunError(f"{path}: not found") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"{path}: not a readable array file ({error}); it is damaged") from None
+    import jax
+
+    with _damage_reported(path), np.load(path, allow_pickle=False) as file:
+        about = json.loads(file["about"].tobytes())
+        stored = {name: file[name] for name in file.files if name != "about"}
     strays = sorted(stored.keys() ^ wanted.keys())
     if strays:
         where = "only in the file" if strays[0] in stored else "missing in the file"
@@ -92,19 +114,29 @@ def load_arrays(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
 
 def read_note(path: Path) -> dict[str, Any]:
     """The JSON note of an array file, without its arrays."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            note = json.loads(file["about"].tobytes())
-    except FileNotFoundError:
-        raise RunError(f"{path}: not found") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"{path}: not a readable array file ({error}); it is damaged") from None
+    with _damage_reported(path), np.load(path, allow_pickle=False) as file:
+        note = json.loads(file["about"].tobytes())
     if not isinstance(note, dict):
         raise RunError(f"{path}: its note is not an object; the file is damaged")
     return note
 
 
+@contextlib.contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """What NumPy and zip raise over damaged bytes, which is of a dozen types, as a `RunError`: only
+    calls into them may stand inside."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise RunError(f"{path}: not found") from None
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(f"{path}: not a readable array file ({reason}); it is damaged") from None
+
+
 def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    import jax
+
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
 
@@ -118,38 +150,158 @@ def file_hash(path: Path) -> str:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def tree_hash(tree: PyTree) -> str:
+    """Hash of the arrays of a pytree, their places, shapes and dtypes."""
+    digest = hashlib.sha256()
+    for name, leaf in _named_leaves(tree):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:32]
+
+
+@functools.cache
 def provenance() -> dict[str, str]:
     """Versions of what decides the numbers, and the kind of machine."""
+    import jax
+
     packages = ("neubay", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco")
     return {
         **{name: importlib.metadata.version(name) for name in packages},
+        **_commit(),
         "python": platform.python_version(),
         "backend": jax.default_backend(),
         "platform": platform.platform(terse=True),
     }
 
 
-@contextlib.contextmanager
-def deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Hold SIGINT and SIGTERM back; the yielded function says whether one has arrived.
+def _commit() -> dict[str, str]:
+    """The commit of the source, where it is run from a checkout; '-dirty' if it was changed."""
+    checkout, git = Path(__file__).parents[2], shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return {}
+    command = [git, "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {"commit": answer.stdout.strip()} if answer.returncode == 0 else {}
 
-    The caller asks at points where its state is whole, saves, and raises KeyboardInterrupt.
-    Outside the main thread signals cannot be held back, and none arrive: the answer is no.
+
+# --- One process at a time -----------------------------------------------------------------------
+
+LOCK_FILE = "lock"
+"""Held by the process that works in a folder; who that is stands in it. It is never removed: the
+system lets go of it when the process ends, however it ends."""
+_PATIENCE = 0.5  # seconds between two looks at a lock that is waited for
+
+
+@contextlib.contextmanager
+def locked(directory: Path, waiting: Report | None = None) -> Iterator[None]:
+    """Keep other processes out of a folder.
+
+    Where another one holds it, this is an error that names it, or with `waiting` it is waited for
+    and `waiting` is told so once.
     """
-    arrived = False
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / LOCK_FILE).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be written: {error.strerror}") from None
+    with file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if waiting is None:
+                    raise RunError(
+                        f"{directory}: in use by {_holder(file)}: wait for it or stop it, "
+                        "or choose another directory"
+                    ) from None
+                if not told:
+                    waiting(f"{directory}: waiting for {_holder(file)}")
+                    told = True
+                time.sleep(_PATIENCE)
+            except OSError as error:
+                raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
+        since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        file.seek(0)
+        file.truncate()
+        json.dump({"pid": os.getpid(), "host": platform.node(), "since": since}, file)
+        file.flush()
+        yield
+
+
+def lock_holder(directory: Path) -> str | None:
+    """Who works in a folder at this moment, in words; none if nobody does."""
+    try:
+        import fcntl
+
+        with (directory / LOCK_FILE).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder(file)
+    except (ImportError, OSError):
+        pass
+    return None
+
+
+def _holder(file: IO[str]) -> str:
+    file.seek(0)
+    try:
+        held = json.load(file)
+        return f"process {held['pid']} on {held['host']}, since {held['since']}"
+    except (ValueError, KeyError, TypeError):  # it has only just begun
+        return "another process"
+
+
+# --- Stopping ------------------------------------------------------------------------------------
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal was answered at a safe point: what was done is saved."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+_held_back: list[int] | None = None  # signals that arrived, while they are held back
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[Callable[[], int]]:
+    """Hold SIGINT and SIGTERM back; the yielded function gives the one that has arrived, or 0.
+
+    The caller asks at points where its state is whole, saves, and raises `Stopped`. A second signal
+    stops at once, with what the last checkpoint has. Inside another such block this one shares its
+    signals. Outside the main thread signals cannot be held back, and none arrive.
+    """
+    global _held_back
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    outermost = _held_back is None
+    arrived: list[int] = [] if _held_back is None else _held_back
 
     def note(signum: int, frame: FrameType | None) -> None:
-        nonlocal arrived
-        if arrived:  # asked twice: now, with what the last checkpoint has
-            raise KeyboardInterrupt
-        arrived = True
+        if arrived:
+            raise Stopped(signum)
+        arrived.append(signum)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+    if not outermost:
+        yield lambda: arrived[0] if arrived else 0
         return
+    _held_back = arrived
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: arrived
+        yield lambda: arrived[0] if arrived else 0
     finally:
+        _held_back = None
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """`neubay bandit`: the paper's Section 3, data to figures, and its theorem in numbers."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,6 +41,7 @@ def bandit(
     The data shows arm 0 only. A reward ensemble is fitted to it, an agent is trained in it per
     penalty, and each is played in bandits where arm 1 pays with probability 0.01 to 0.99, beside
     the exact optimum. Writes summary.json, ensemble.png, returns.png, adaptation.png and the runs.
+    What was interrupted goes on where it was when the same command is given again.
 
     With --theory nothing is trained: both sides of the paper's theorem are computed for the two
     worlds of its proof, one arm paying 1/2 and the other 1/2 - epsilon or 1/2 + epsilon.
@@ -62,19 +64,24 @@ def bandit(
         _theory(console, epsilon, beta, data_size, gamma, out)
         return
     from neubay import bandit as section_3
+    from neubay.commands.display import stopped
     from neubay.commands.options import default_preset
 
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
-    summary = section_3.run(
-        chosen,
-        seed,
-        directory,
-        penalties=penalties,
-        overrides={} if encoder_lr is None else {"agent": {"encoder_lr": encoder_lr}},
-        report=lambda text: console.print(f"[bold]{text}[/]"),
-        track=_progress(console),
-    )
+    asked_for = {"preset": chosen, "seed": seed, "out": directory, "encoder-lr": encoder_lr}
+    flags = [f"--{name}={value}" for name, value in asked_for.items() if value is not None]
+    command = shlex.join(["neubay", "bandit", *flags, "--penalties", *map(str, penalties)])
+    with stopped(console, command):
+        summary = section_3.run(
+            chosen,
+            seed,
+            directory,
+            penalties=penalties,
+            overrides={} if encoder_lr is None else {"agent": {"encoder_lr": encoder_lr}},
+            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+            track=_progress(console),
+        )
     _write_report([summary], directory, "png")
     _show(console, summary, directory)
 

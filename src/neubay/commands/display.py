@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from neubay.config import WorldConfig
+from neubay.runs import Stopped
 from neubay.tracking import Row, Tracker
 
 
@@ -107,6 +108,17 @@ def _plain(console: Console) -> Tracker:
 def _headline(row: Row) -> str:
     names = {"q_data": "Q on data", "critic_loss": "critic loss", "horizon_p50": "median horizon"}
     return ", ".join(f"{name} {row[key]:.3g}" for key, name in names.items() if key in row)
+
+
+@contextlib.contextmanager
+def stopped(console: Console, command: str) -> Iterator[None]:
+    """Say how to go on where the user or the system stops a training."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        kept = "everything up to here is saved" if isinstance(stop, Stopped) else "stopped"
+        console.print(f"{kept}; to go on: {command}", markup=False, soft_wrap=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -30,6 +30,9 @@ class TrainFlags:
     """Write TensorBoard files into the run directory."""
     wandb: str | None = None
     """Project of Weights & Biases to log to."""
+    checkpoint_seconds: float = 30.0
+    """Time between two checkpoints, at least; slow ones are made so rarely that they take 2 % of
+    the time."""
 
 
 def train(arguments: list[str]) -> int:
@@ -40,10 +43,11 @@ def train(arguments: list[str]) -> int:
         train_defaults,
         arguments,
         prog="neubay train",
-        description="From a dataset to a scored policy: world, agent, evaluation.",
+        description="From a dataset to a scored policy: world, agent, evaluation. A run that was "
+        "interrupted goes on where it was when the same command is given again.",
     )
-    from neubay import data, experiment, tracking, world
-    from neubay.commands.display import Display, live_display, world_progress
+    from neubay import data, experiment, rundir, tracking, world
+    from neubay.commands.display import Display, live_display, stopped, world_progress
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
@@ -69,12 +73,19 @@ def train(arguments: list[str]) -> int:
     if flags.wandb:
         trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
     fitted = None if flags.world is None else world.load(flags.world, dataset)
+    command = shlex.join(["neubay", "train", *arguments])
+    if rundir.is_finished(directory):
+        console.print("[bold]finished before[/]: nothing is trained, this is its result")
     about = {
-        "command": shlex.join(["neubay", "train", *arguments]),
+        "command": command,
         "preset": preset,
         "variant": settings.variant,
     }
-    with live_display(console, display) as shown, world_progress(console, config.world) as progress:
+    with (
+        stopped(console, command),
+        live_display(console, display) as shown,
+        world_progress(console, config.world) as progress,
+    ):
         result = experiment.run(
             dataset,
             config,
@@ -83,6 +94,8 @@ def train(arguments: list[str]) -> int:
             about=about,
             trackers=(*trackers, shown),
             world_progress=progress,
+            checkpoint_seconds=flags.checkpoint_seconds,
+            report=lambda text: console.print(text, markup=False, soft_wrap=True),
         )
     _summary(console, result.summary, directory)
     return 0

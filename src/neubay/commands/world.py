@@ -1,7 +1,6 @@
 """`neubay world`: train a world, or show one."""
 
 import shlex
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +41,7 @@ def train(arguments: list[str]) -> int:
         "where it was when the same command is given again.",
     )
     from neubay import data, experiment, world
-    from neubay.commands.display import world_progress
+    from neubay.commands.display import stopped, world_progress
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
@@ -53,14 +52,16 @@ def train(arguments: list[str]) -> int:
         f"{settings.preset or default_preset()}: {config.pool} members of {config.depth} x "
         f"{config.width}, the best {config.members} kept\nworld directory {directory}"
     )
-    begun = time.monotonic()
-    try:
-        with world_progress(console, config) as progress:
-            fitted = world.fit(dataset, config, flags.seed, directory=directory, progress=progress)
-    except KeyboardInterrupt:
-        command = shlex.join(["neubay", "world", *arguments])
-        console.print(f"stopped after {time.monotonic() - begun:.0f} s; to go on: {command}")
-        raise
+    command = shlex.join(["neubay", "world", *arguments])
+    with stopped(console, command), world_progress(console, config) as progress:
+        fitted = world.fit(
+            dataset,
+            config,
+            flags.seed,
+            directory=directory,
+            progress=progress,
+            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+        )
     show(console, fitted)
     return 0
 

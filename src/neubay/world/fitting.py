@@ -1,6 +1,7 @@
 """From a dataset to a world: epochs of the pool until it stops improving, and the best of it."""
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from neubay import runs
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError, WorldError
+from neubay.runs import Report
 from neubay.world.fitted import (
     CHECKPOINT_FILE,
     WORLD_FILE,
@@ -67,7 +69,7 @@ class Progress:
         return len(self.history)
 
 
-Report = Callable[[Progress], None]
+Show = Callable[[Progress], None]
 
 
 def fit(
@@ -76,22 +78,48 @@ def fit(
     seed: int,
     *,
     directory: Path | None = None,
-    progress: Report | None = None,
+    progress: Show | None = None,
+    report: Report = runs.log,
 ) -> FittedWorld:
     """Train a pool of members on a dataset and keep the best N.
 
     With a `directory`, the fit goes on where an interrupted one left it there, is saved there, and
-    is read from there once it is finished. `progress` may raise KeyboardInterrupt to stop.
+    is read from there once it is finished; a process that trains there is waited for. `progress`
+    may raise KeyboardInterrupt to stop. `report` is told in a sentence what a user should know.
     """
+    show = progress or (lambda _: None)
     wanted = identity(dataset.hash, config, seed)
-    if directory is not None and (directory / WORLD_FILE).exists():
-        fitted = load(directory)
-        check_identity(directory, fitted.identity, wanted)
-        return fitted
+    if directory is None:
+        return _fit(dataset, config, seed, None, show)
+    if (directory / WORLD_FILE).exists():
+        return _found(directory, wanted)
+    try:
+        with runs.locked(directory, waiting=report):
+            if (directory / WORLD_FILE).exists():  # by the process that was waited for
+                return _found(directory, wanted)
+            checkpoint = Checkpoint(directory / CHECKPOINT_FILE, wanted, report)
+            fitted = _fit(dataset, config, seed, checkpoint, show)
+            save(fitted, directory)
+            checkpoint.remove()
+            return fitted
+    except OSError as error:
+        raise WorldError(
+            f"{directory}: cannot be written: {error.strerror or error}. What was saved before is "
+            "untouched; give the same command to go on once that is mended"
+        ) from error
+
+
+def _found(directory: Path, wanted: dict[str, Any]) -> FittedWorld:
+    fitted = load(directory)
+    check_identity(directory, fitted.identity, wanted)
+    return fitted
+
+
+def _fit(
+    dataset: Dataset, config: WorldConfig, seed: int, checkpoint: "Checkpoint | None", show: Show
+) -> FittedWorld:
     scaler = _checked_scaler(dataset)
-    checkpoint = None if directory is None else Checkpoint(directory / CHECKPOINT_FILE, wanted)
-    report = progress or (lambda _: None)
-    state = _train_pool(dataset, config, seed, scaler, checkpoint, report)
+    state = _train_pool(dataset, config, seed, scaler, checkpoint, show)
     scores = np.asarray(state.best.score)
     kept = select(scores, config.members)
     world = World(
@@ -100,12 +128,12 @@ def fit(
         reward_only=dataset.task.reward_only,
         quantifier=config.quantifier,
     )
-    fitted = FittedWorld(
+    return FittedWorld(
         world=world,
         scores=scores,
         kept=kept,
         data_uncertainty=uncertainty_over(
-            world, dataset, lambda share: report(state.progress("uncertainty", share))
+            world, dataset, lambda share: show(state.progress("uncertainty", share))
         ),
         history=state.history,
         seconds=state.seconds,
@@ -115,10 +143,6 @@ def fit(
         dataset_hash=dataset.hash,
         provenance=runs.provenance(),
     )
-    if directory is not None:
-        save(fitted, directory)
-        (directory / CHECKPOINT_FILE).unlink(missing_ok=True)
-    return fitted
 
 
 def _checked_scaler(dataset: Dataset) -> Scaler:
@@ -173,10 +197,18 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """The file that keeps an unfinished training, and whose training it is."""
+    """The file that keeps an unfinished training, and whose training it is.
+
+    The one before is kept beside it: if the last one is damaged, training goes on from that.
+    """
 
     path: Path
     identity: dict[str, Any]
+    report: Report
+
+    @property
+    def before(self) -> Path:
+        return self.path.with_name(f"previous-{self.path.name}")
 
     def save(self, state: State) -> None:
         about = {
@@ -186,16 +218,34 @@ class Checkpoint:
             "waited": state.waited,
             "seconds": state.seconds,
         }
+        if self.path.exists():
+            self.path.replace(self.before)
         runs.save_arrays(self.path, (joined(state.lanes), state.best), about)
 
-    def load(self, like: tuple[Learner, Snapshots]) -> tuple[Learner, Snapshots, dict[str, Any]]:
-        """What an interrupted training of the same fit left."""
-        try:
-            check_identity(self.path, runs.read_note(self.path)["identity"], self.identity)
-            (learner, best), about = runs.load_arrays(self.path, like)
-        except (RunError, KeyError, TypeError) as error:
-            raise WorldError(f"{error}; remove {self.path} to train from the start") from None
-        return learner, best, about
+    def load(
+        self, like: tuple[Learner, Snapshots]
+    ) -> tuple[Learner, Snapshots, dict[str, Any]] | None:
+        """What an interrupted training of the same fit left, if it left anything."""
+        found = [path for path in (self.path, self.before) if path.exists()]
+        for path in found:
+            try:
+                check_identity(path, runs.read_note(path).get("identity", {}), self.identity)
+                (learner, best), about = runs.load_arrays(path, like)
+            except RunError as error:
+                self.report(f"{error}; it is not used")
+                continue
+            return learner, best, about
+        if found:
+            raise WorldError(
+                f"{self.path}: damaged, and no sound one before it; remove it to train from the "
+                "start"
+            )
+        return None
+
+    def remove(self) -> None:
+        """The training is finished."""
+        self.path.unlink(missing_ok=True)
+        self.before.unlink(missing_ok=True)
 
 
 def _begun(
@@ -203,8 +253,9 @@ def _begun(
 ) -> State:
     """The state to train from: what an interruption left, or else the fresh pool."""
     progress: dict[str, Any] = {}
-    if checkpoint is not None and checkpoint.path.exists():
-        learner, best, about = checkpoint.load((learner, best))
+    saved = None if checkpoint is None else checkpoint.load((learner, best))
+    if saved is not None:
+        learner, best, about = saved
         progress = {name: about[name] for name in ("shares", "waited", "seconds")}
         progress["history"] = [EpochRecord(*record) for record in about["history"]]
     return State(spread(learner, layout), jax.device_put(best, layout.sharding), **progress)
@@ -216,7 +267,7 @@ def _train_pool(
     seed: int,
     scaler: Scaler,
     checkpoint: Checkpoint | None,
-    report: Report,
+    show: Show,
 ) -> State:
     """Epochs until no member has improved for `patience` of them, or the cap is reached."""
     recipe = Recipe.of(dataset.task, config)
@@ -236,7 +287,7 @@ def _train_pool(
     del learner, best  # spread out, they would be held twice
 
     with runs.deferred_signals() as signalled:
-        pauses = _Pauses(state.seconds, checkpoint, report, signalled)
+        pauses = _Pauses(state.seconds, checkpoint, show, signalled)
         while not state.ended(config):
             for share in epochs.shares(state.epoch, state.shares):
                 # One call in flight: where calls do not wait, the next chunk is read while it runs.
@@ -260,25 +311,25 @@ class _Pauses:
         self,
         seconds: float,
         checkpoint: Checkpoint | None,
-        report: Report,
-        signalled: Callable[[], bool],
+        show: Show,
+        signalled: Callable[[], int],
     ):
         self._begun, self._saved = time.monotonic() - seconds, time.monotonic()
-        self._checkpoint, self._report, self._signalled = checkpoint, report, signalled
+        self._checkpoint, self._show, self._signalled = checkpoint, show, signalled
 
     def pause(self, state: State, share: float) -> None:
         state.seconds = time.monotonic() - self._begun
         stop = self._signalled()
         try:
-            self._report(state.progress("training", share))
+            self._show(state.progress("training", share))
         except KeyboardInterrupt:
-            stop = True
+            stop = signal.SIGINT
         due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
         if self._checkpoint is not None and (stop or due):
             self._checkpoint.save(state)
             self._saved = time.monotonic()
         if stop:
-            raise KeyboardInterrupt
+            raise runs.Stopped(stop)
 
 
 def uncertainty_over(

@@ -1,0 +1,211 @@
+"""The run directory: what it holds, whose it is, and who may go on with it.
+
+    run.json        what was asked: settings as resolved, data, task, versions, command
+    lock            held by the process that works in it
+    world.json      the world that was used: where it is, and the hash of its weights
+    metrics.jsonl   one row per device call of updates, one per evaluation
+    checkpoints/    the last moments of the training, and the best agent (`checkpoints.py`)
+    policy.npz      the trained policy
+    summary.json    the result; written last: where it is, the run is finished
+
+A run of `neubay bandit` has run.json, lock and summary.json likewise, its world in `world/` and a
+run directory per agent. No JAX here: looking at runs is instant.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from neubay import runs
+from neubay.errors import RunError
+
+LAYOUT = 2
+"""Version of the run directory. 1 had no checkpoints; its finished runs are read all the same."""
+RUN_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+METRICS_FILE = "metrics.jsonl"
+POLICY_FILE = "policy.npz"
+WORLD_FILE = "world.json"
+CHECKPOINTS = "checkpoints"
+_IDENTITY = ("kind", "task", "dataset.hash", "variant", "config")
+
+
+@contextlib.contextmanager
+def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hold a run directory while the block works in it.
+
+    A new one gets `asked` as its run.json; one of the same run is gone on with; anything else is
+    refused untouched. Gives what is in run.json.
+    """
+    asked = {"layout": LAYOUT} | asked
+    _refuse_foreign(directory)
+    with runs.locked(directory):
+        found = directory / RUN_FILE
+        try:
+            if found.exists():
+                begun = runs.read_json(found)
+                _check_layout(directory, begun)
+                _check_identity(directory, begun, asked)
+            else:
+                runs.atomic_write_json(found, asked)
+                begun = asked
+            yield begun
+        except OSError as error:
+            raise RunError(
+                f"{directory}: cannot be written: {error.strerror or error}. What was saved before "
+                "is untouched; give the same command to go on once that is mended"
+            ) from error
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Refuse a folder with something in it that is not a run."""
+    if not directory.exists() or (directory / RUN_FILE).exists():
+        return
+    if not directory.is_dir() or any(not _is_litter(path) for path in directory.iterdir()):
+        raise RunError(
+            f"{directory} exists, is not empty and is not a run: nothing in it is overwritten; "
+            "choose another --out, or remove it"
+        )
+
+
+def _is_litter(path: Path) -> bool:
+    """What a kill at the very beginning leaves."""
+    return path.name == runs.LOCK_FILE or path.name.endswith(".partial")
+
+
+def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
+    layout = begun.get("layout")
+    if layout == LAYOUT or (layout == 1 and is_finished(directory)):
+        return
+    if layout == 1:
+        raise RunError(
+            f"{directory}: an unfinished run of layout 1, which kept no checkpoints: there is "
+            "nothing to go on from; choose another --out, or remove it"
+        )
+    raise RunError(
+        f"{directory}: a run of layout {layout}, this version of neubay reads 1 and {LAYOUT}; "
+        "use the version that wrote it, or choose another --out"
+    )
+
+
+def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to go on with another run, and say how it differs."""
+    old, new = {"kind": "train"} | _flat(begun), {"kind": "train"} | _flat(asked)
+    for name in sorted(old.keys() | new.keys()):
+        if not name.startswith(_IDENTITY) or old.get(name) == new.get(name):
+            continue
+        if name == "variant" and not (name in old and name in new):  # a call that did not say
+            continue
+        what = {
+            "dataset.hash": "The data changed under the run, or it is other data: use the same, ",
+        }.get(name, "Give the same settings to go on, ")
+        raise RunError(
+            f"{directory}: of another run: its {name.removeprefix('config.')} is "
+            f"{old.get(name, 'not set')}, asked for is {new.get(name, 'not set')}. "
+            f"{what}or choose another --out"
+        )
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def is_finished(directory: Path) -> bool:
+    """The run has its result."""
+    return (directory / SUMMARY_FILE).exists()
+
+
+def moments(checkpoints: Path) -> list[Path]:
+    """The checkpoints in a folder of them, oldest first; their names are STEP-GATHERINGS."""
+    with contextlib.suppress(FileNotFoundError):
+        names = [name for name in os.listdir(checkpoints) if re.fullmatch(r"\d+-\d+", name)]
+        return [checkpoints / name for name in sorted(names)]
+    return []
+
+
+# --- Looking at runs -----------------------------------------------------------------------------
+
+State = Literal["finished", "running", "unfinished", "damaged"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory as far as its small files tell."""
+
+    directory: Path
+    state: State
+    about: dict[str, Any]
+    """run.json."""
+    summary: dict[str, Any]
+    """summary.json, empty while the run is not finished."""
+    step: int
+    """Gradient steps of the last checkpoint."""
+    problem: str = ""
+    """What is damaged."""
+    holder: str | None = None
+    """The process that works in it."""
+
+
+def look(directory: Path) -> Run:
+    """A run directory; what is damaged in it is said and raises nothing."""
+    about: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    step = max(
+        (int(path.name.split("-")[0]) for path in moments(directory / CHECKPOINTS)), default=0
+    )
+    try:
+        about = runs.read_json(directory / RUN_FILE)
+        if is_finished(directory):
+            summary = runs.read_json(directory / SUMMARY_FILE)
+    except RunError as error:
+        return Run(directory, "damaged", about, summary, step, str(error))
+    if summary:
+        return Run(directory, "finished", about, summary, step)
+    holder = runs.lock_holder(directory)
+    return Run(directory, "running" if holder else "unfinished", about, {}, step, holder=holder)
+
+
+def find(folder: Path) -> list[Run]:
+    """The runs in a folder, or the one that it is; those inside of runs are theirs."""
+    if is_run(folder):
+        return [look(folder)]
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; runs are in 'runs' unless --out said otherwise")
+    found: list[Run] = []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False) and is_run(Path(entry.path)):
+            found.append(look(Path(entry.path)))
+    return found
+
+
+def is_run(directory: Path) -> bool:
+    """There is a run.json."""
+    return (directory / RUN_FILE).is_file()
+
+
+def remove(directory: Path) -> None:
+    """Delete a run directory that nobody works in."""
+    if directory.is_symlink() or not is_run(directory):
+        raise RunError(f"{directory}: not a run directory (there is no {RUN_FILE}); not removed")
+    with runs.locked(directory):
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            raise RunError(f"{directory}: cannot be removed: {error.strerror}") from None
+
+
+def size(directory: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file())

@@ -263,12 +263,16 @@ def _holder(file: IO[str]) -> str:
 # --- Stopping ------------------------------------------------------------------------------------
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal was answered at a safe point: what was done is saved."""
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+
+
+class Stopped(Interrupted):
+    """It was answered at a safe point: what was done is saved."""
 
 
 _held_back: list[int] | None = None  # signals that arrived, while they are held back
@@ -291,7 +295,7 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
 
     def note(signum: int, frame: FrameType | None) -> None:
         if arrived:
-            raise Stopped(signum)
+            raise Interrupted(signum)
         arrived.append(signum)
 
     if not outermost:

@@ -116,7 +116,8 @@ def stopped(console: Console, command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        kept = "everything up to here is saved" if isinstance(stop, Stopped) else "stopped"
+        whole = isinstance(stop, Stopped)
+        kept = "everything up to here is saved" if whole else "stopped after the last checkpoint"
         console.print(f"{kept}; to go on: {command}", markup=False, soft_wrap=True)
         raise
 

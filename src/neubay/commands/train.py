@@ -74,8 +74,7 @@ def train(arguments: list[str]) -> int:
         trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
     fitted = None if flags.world is None else world.load(flags.world, dataset)
     command = shlex.join(["neubay", "train", *arguments])
-    if rundir.is_finished(directory):
-        console.print("[bold]finished before[/]: nothing is trained, this is its result")
+    finished = rundir.is_finished(directory)
     about = {
         "command": command,
         "preset": preset,
@@ -97,6 +96,8 @@ def train(arguments: list[str]) -> int:
             checkpoint_seconds=flags.checkpoint_seconds,
             report=lambda text: console.print(text, markup=False, soft_wrap=True),
         )
+    if finished:
+        console.print("[bold]finished before[/]: nothing was trained, this is its result")
     _summary(console, result.summary, directory)
     return 0
 

@@ -45,7 +45,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"theory", "tracking", "evaluation", "policy", "experiment", "environments", "rundir"},
     "bench": FOUNDATION
     | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "runs"},
-    "report": {"errors", "published"},
+    "film": {"errors", "environments", "tasks", "policy"},
+    "report": {"errors", "published", "runs", "tracking"},
 }
 
 

@@ -1,10 +1,11 @@
 """Figures, in one style. A figure is drawn from plain records, as they stand in result files."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
 from neubay.errors import NeubayError
@@ -88,6 +89,24 @@ def save(figure: Figure, path: Path) -> None:
             f"{path}: cannot be written: {error.strerror or error}. "
             "Choose a path in a folder you may write to."
         ) from error
+
+
+def plain_decades(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Ticks of a logarithmic axis: 1, 2, 5 where it is short, a few decades where it is long."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    short = high < 200 * low
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if short else (1,), numticks=7))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: decade(value)))
+
+
+def decade(value: float) -> str:
+    """A tick of a logarithmic axis: in full, or as a power of ten where that is long."""
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:g}"
+    sign = "-" if value < 0 else ""
+    return f"${sign}10^{{{round(math.log10(abs(value)))}}}$"
 
 
 def dataset_figure(summary: Mapping[str, Any]) -> Figure:

@@ -68,7 +68,8 @@ def grid(table: Table) -> Grid:
         for column in table.columns
     )
     title = f"{table.title} ({table.unit})"
-    return Grid(table.name, title, note, "dataset", headings, tuple(rows))
+    corner = "dataset" if table.unit == "normalised score" else ""
+    return Grid(table.name, title, note, corner, headings, tuple(rows))
 
 
 def disagreements(table: Table) -> list[Disagreement]:

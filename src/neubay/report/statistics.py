@@ -42,14 +42,14 @@ def normalised_std(std: float, random: float, expert: float) -> float:
     return 100 * std / abs(expert - random)
 
 
-def interquartile_mean(scores: Float[np.ndarray, " values"]) -> float:
+def interquartile_mean(scores: Float[np.ndarray, "*batch values"]) -> Float[np.ndarray, "*batch"]:
     """IQM: the mean of what remains without the lowest and the highest quarter."""
-    return float(stats.trim_mean(scores, 0.25))
+    return np.asarray(stats.trim_mean(scores, 0.25, axis=-1))
 
 
 def stratified_bootstrap(
     tasks: Sequence[Float[np.ndarray, " _"]],
-    statistic: Callable[[Float[np.ndarray, " values"]], float] = interquartile_mean,
+    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
     *,
     confidence: float = 0.95,
     resamples: int = 2000,
@@ -60,14 +60,14 @@ def stratified_bootstrap(
     A resample has every task with as many seeds as it has, so that the interval tells the spread
     over seeds and not the difference between tasks. With one seed per task there is no spread to
     tell: the interval is a point.
+
+    Args:
+        statistic: reduces the last axis.
     """
     rng = np.random.default_rng(seed)
-    values = [
-        statistic(np.concatenate([rng.choice(scores, len(scores)) for scores in tasks]))
-        for _ in range(resamples)
-    ]
+    drawn = [rng.choice(scores, (resamples, len(scores))) for scores in tasks]
     tail = 50 * (1 - confidence)
-    low, high = np.percentile(values, [tail, 100 - tail])
+    low, high = np.percentile(statistic(np.concatenate(drawn, axis=1)), [tail, 100 - tail])
     return float(low), float(high)
 
 

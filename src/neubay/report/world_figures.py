@@ -5,16 +5,16 @@ Drawn from the records of `neubay.analysis`, as they stand in the JSON files of 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from neubay.report.figures import COLOURS, FAINT, INK, MUTED, STYLE
+from neubay.report.figures import COLOURS, FAINT, INK, MUTED, STYLE, decade, plain_decades
 
 _STYLE = {**STYLE, "axes.grid.axis": "both", "axes.titlelocation": "center"}
 _PALETTE = list(COLOURS.values())
@@ -48,7 +48,7 @@ def uncertainty_figure(spreads: Sequence[Mapping[str, Any]]) -> Figure:
             )
         axes.set_xscale("log")
         axes.set_yscale("logit")
-        _plain_decades(axes, "x")
+        plain_decades(axes, "x")
         _probability_axis(axes, max(spread["transitions"] for spread in spreads))
         axes.set_xlabel("uncertainty U(s, a) in units of its mean over the world's own data")
         axes.set_ylabel("share of transitions below")
@@ -226,7 +226,7 @@ def _draw_roc(axes: Axes, assessed: Mapping[str, Any], colour: str) -> None:
     axes.plot(false_alarm, assessed["roc_caught"], color=colour)
     axes.set_xscale("log")
     axes.set_xlim(edge, 1)
-    _plain_decades(axes, "x")
+    plain_decades(axes, "x")
     _mark_thresholds(axes, assessed["separations"], edge)
     _note(axes, f"AUROC {_decimals(assessed['auroc'])}")
     axes.set_ylim(-0.02, 1.04)
@@ -354,13 +354,13 @@ def _logarithmic(axes: Axes, bands: Sequence[Mapping[str, Any]]) -> None:
     calm, wild = (choose(float(np.nanmax(edge)) for edge in edges) for choose in (min, max))
     axes.set_yscale("log")
     axes.set_ylim(low / 1.5, max(min(wild * 1.5, calm * 10**_DECADES), 3 * low))
-    _plain_decades(axes, "y")
+    plain_decades(axes, "y")
 
 
 def _step_axis(axes: Axes, longest: int) -> None:
     axes.set_xscale("log")
     axes.set_xlim(1, max(longest, 2))
-    _plain_decades(axes, "x")
+    plain_decades(axes, "x")
 
 
 def _scatter(axes: Axes, points: Mapping[str, Any], colour: str) -> None:
@@ -369,10 +369,10 @@ def _scatter(axes: Axes, points: Mapping[str, Any], colour: str) -> None:
     axes.scatter(uncertainty, error, s=6, color=colour, alpha=0.35, linewidths=0)
     if (uncertainty > 0).any():  # a single member is never uncertain
         axes.set_xscale("log")
-        _plain_decades(axes, "x")
+        plain_decades(axes, "x")
     if (error > 0).any():
         axes.set_yscale("log")
-        _plain_decades(axes, "y")
+        plain_decades(axes, "y")
 
 
 def _zeta_lines(axes: Axes, thresholds: Sequence[Mapping[str, Any]]) -> None:
@@ -409,16 +409,6 @@ def _note(axes: Axes, text: str) -> None:
     )
 
 
-def _plain_decades(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Ticks of a logarithmic axis: 1, 2, 5 where it is short, a few decades where it is long."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axis.get_view_interval()
-    short = high < 200 * low
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if short else (1,), numticks=7))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))
-
-
 def _two_sided_decades(axes: Axes, linear: float) -> None:
     """Ticks of an axis that is linear up to `linear` and logarithmic beyond: 0 and few decades."""
     powers = range(math.ceil(math.log10(linear)), 39)
@@ -427,14 +417,7 @@ def _two_sided_decades(axes: Axes, linear: float) -> None:
         FixedLocator([*(-decade for decade in reversed(decades)), 0, *decades], nbins=None)
     )
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))
-
-
-def _decade(value: float) -> str:
-    if value == 0 or 1e-3 <= abs(value) < 1e4:
-        return f"{value:g}"
-    sign = "-" if value < 0 else ""
-    return f"${sign}10^{{{round(math.log10(abs(value)))}}}$"
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: decade(value)))
 
 
 def _decimals(value: float | None) -> str:

@@ -1,0 +1,110 @@
+"""`neubay report` and `neubay watch`: see what was learned."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from neubay.errors import NeubayError
+
+if TYPE_CHECKING:
+    from neubay.report.document import Picture
+    from neubay.report.records import RunRecord
+    from neubay.report.reel import Reel
+
+# Imports of ours happen inside the commands: `--help` answers at once.
+
+Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
+Run = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+
+MAZE_EPISODES = 20
+
+
+def report(
+    runs: Runs = (),
+    /,
+    *,
+    paper: Annotated[str | None, tyro.conf.arg(metavar="TABLE", help_behavior_hint="")] = None,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None,
+    film: bool = True,
+) -> None:
+    """One page that shows what was learned, with its figures and tables as files.
+
+    Writes index.html, which needs no other file and no network; figures/ as PNG and PDF; tables/
+    as Markdown, CSV and LaTeX. One run is shown in full, several are compared.
+
+    Args:
+        runs: Run directories, finished or not.
+        paper: Print the paper's own tables instead: locomotion, neorl, adroit, antmaze, ablations,
+            costs or neorl2.
+        out: Where to write; by default report for runs, and nowhere for the paper's tables.
+        film: Play an evaluation episode of a single finished run, to show it.
+    """
+    from neubay.report import page, records, tables
+
+    if paper is not None:
+        if runs:
+            raise NeubayError("either runs or --paper TABLE, not both")
+        shown = page.paper_tables(paper)
+        if out is None:
+            print("\n".join(tables.markdown(grid) for grid in shown.grids), end="")
+            return
+    else:
+        found = records.read_all(list(runs))
+        if len(found) == 1:
+            reel, maze = _episode(found[0]) if film else (None, None)
+            shown = page.one_run(found[0], reel=reel, maze=maze)
+        else:
+            shown = page.many_runs(found)
+    folder = out or Path("report")
+    paths = shown.save(folder)
+    for grid in shown.grids:
+        print(tables.markdown(grid))
+    print(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
+
+
+def watch(run: Run, /, *, port: int = 8765, host: str = "127.0.0.1", refresh: int = 5) -> None:
+    """Serve the page of a run on this machine, drawn anew as the run goes on. Ctrl-C ends it.
+
+    Args:
+        run: A run directory.
+        port: To listen on; 0 for any that is free.
+        host: To listen at. Anything but this machine lets others see the run.
+        refresh: Seconds after which the page asks for itself again, while the run goes on.
+    """
+    from neubay.report import serve
+
+    if refresh < 1:
+        raise NeubayError(f"--refresh {refresh}: must be at least 1 second")
+    with serve.server(run, host=host, port=port, refresh=refresh) as listening:
+        print(f"{run} at {listening.address} (Ctrl-C ends it)", flush=True)
+        if not listening.local:
+            print("anyone who reaches this machine can see it", file=sys.stderr)
+        listening.serve_forever()
+
+
+def _episode(run: "RunRecord") -> tuple["Reel | None", "Picture | None"]:
+    """An episode of a finished run as a film, and for a maze where episodes went."""
+    from neubay import film
+    from neubay.report import reel, run_figures
+    from neubay.report.document import Picture
+
+    if run.summary is None:
+        return None, None
+    policy, task = run.directory / "policy.npz", str(run.about["task"])
+    try:
+        episode = film.record(policy, task, run.seed)
+        text = (
+            f"Seed {run.seed} in {episode.environment}: {episode.steps:,} steps, "
+            f"return {episode.total:,.1f}."
+        )
+        shown = reel.reel(episode.frames, text)
+        walked = film.maze_paths(policy, task, MAZE_EPISODES, run.seed)
+    except NeubayError as error:
+        return reel.Reel(str(error)), None
+    if walked is None:
+        return shown, None
+    figure = run_figures.maze_figure(walked.maze, walked.cell, walked.paths, walked.goals)
+    caption = f"{len(walked.paths)} evaluation episodes from above; {walked.reached} arrived."
+    return shown, Picture("maze", figure, caption)

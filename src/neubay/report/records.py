@@ -1,0 +1,230 @@
+"""Run directories as a report sees them: what was asked, what came out, and the curves between.
+
+A run that is still going on has no summary yet; it is shown as far as it has come.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from neubay import runs, tracking
+from neubay.errors import NeubayError, RunError
+
+POINTS = 20_000
+"""Rows of a metrics file that are read at most: a curve shows no more."""
+
+Curves = Mapping[str, Float[np.ndarray, " _"]]
+Settings = dict[str, Any]
+Status = Literal["finished", "running", "fitting the world"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run directory."""
+
+    directory: Path
+    about: dict[str, Any]
+    """run.json."""
+    summary: dict[str, Any] | None
+    """summary.json; none while the run goes on."""
+    train: Curves
+    """Columns of the rows of kind "train", with "step" among them."""
+    evaluations: Curves
+    uncertainty: Float[np.ndarray, " transitions"] | None
+    """U of the world's own data, sorted; none where the world is not to be found."""
+
+    @property
+    def name(self) -> str:
+        return self.directory.resolve().name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self.about["config"]
+        return config
+
+    @property
+    def dataset(self) -> str:
+        name: str = self.about["dataset"]["name"]
+        return name
+
+    @property
+    def variant(self) -> str:
+        return str(self.about.get("variant", "neubay"))
+
+    @property
+    def environment(self) -> str | None:
+        """Where it was scored; none where there is no environment."""
+        if self.summary is not None:
+            return _text(self.summary["environment"])
+        return _text(self.about["environment"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def steps(self) -> int:
+        """How many gradient steps were asked for."""
+        return int(self.config["agent"]["steps"])
+
+    @property
+    def step(self) -> int:
+        """How many have been done."""
+        if self.summary is not None:
+            return self.steps
+        steps = self.train["step"]
+        return int(steps[-1]) if len(steps) else 0
+
+    @property
+    def status(self) -> Status:
+        if self.summary is not None:
+            return "finished"
+        return "running" if self.step else "fitting the world"
+
+    @property
+    def scored(self) -> bool:
+        """Whether results are normalised scores; raw returns otherwise."""
+        return self.last("score") is not None
+
+    @property
+    def measure(self) -> Literal["score", "return_mean"]:
+        return "score" if self.scored else "return_mean"
+
+    @property
+    def unit(self) -> str:
+        return "normalised score" if self.scored else "return"
+
+    @property
+    def result(self) -> float | None:
+        """The last evaluation's score, or its return where there is no score."""
+        return self.last(self.measure)
+
+    @property
+    def result_std(self) -> float | None:
+        """The deviation over the episodes of the last evaluation."""
+        return self.last("score_std" if self.scored else "return_std")
+
+    @property
+    def data_result(self) -> float | None:
+        """The same of the data itself."""
+        facts = self.about["dataset"]
+        if self.summary is not None:
+            facts = {
+                "score": self.summary["data_score"],
+                "return_mean": self.summary["data_return_mean"],
+            }
+        return _number(facts.get(self.measure))
+
+    @property
+    def settings(self) -> Settings:
+        """All settings but the seed, as 'agent.kappa': 0.5."""
+        flat: Settings = {}
+        for stage, values in self.config.items():
+            if isinstance(values, dict):
+                flat |= {f"{stage}.{name}": value for name, value in values.items()}
+            elif stage != "seed":
+                flat[stage] = values
+        return flat
+
+    def last(self, name: str) -> float | None:
+        """The newest finite value of a column of the evaluations."""
+        return newest(self.evaluations, name)
+
+
+def newest(curves: Curves, name: str) -> float | None:
+    """The newest finite value of a column; none where there is none."""
+    values = curves.get(name, np.empty(0))
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else None
+
+
+def read(directory: Path) -> RunRecord:
+    """Read a run directory, finished or not."""
+    if not (directory / "run.json").is_file():
+        raise RunError(
+            f"{directory}: not a run directory (there is no run.json); "
+            "name one that 'neubay train' made"
+        )
+    about = runs.read_json(directory / "run.json")
+    summary_file, metrics = directory / "summary.json", directory / "metrics.jsonl"
+    summary = runs.read_json(summary_file) if summary_file.is_file() else None
+    try:
+        record = RunRecord(
+            directory,
+            about,
+            summary,
+            _columns(metrics, "train", POINTS),
+            _columns(metrics, "evaluation", None),
+            _uncertainty(about, summary),
+        )
+        _check(record)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RunError(
+            f"{directory}: its files are damaged, or of another version "
+            f"({type(error).__name__}: {error})"
+        ) from None
+    return record
+
+
+def read_all(directories: list[Path]) -> list[RunRecord]:
+    """Read several, each once, in the order given."""
+    if not directories:
+        raise NeubayError(
+            "name run directories, such as runs/pendulum-neubay-seed0, or a table of the paper: "
+            "--paper locomotion"
+        )
+    return [read(directory) for directory in dict.fromkeys(directories)]
+
+
+def _check(record: RunRecord) -> None:
+    """Look at everything that a report needs, so that a gap is found here and not in a figure."""
+    _ = (record.dataset, record.seed, record.steps, record.environment, record.data_result)
+    _ = (record.settings, record.about["dataset"]["hash"], record.status)
+    for stage in ("world", "rollout", "agent", "evaluation"):
+        record.config[stage].keys()
+
+
+def _columns(path: Path, kind: str, points: int | None) -> Curves:
+    """Columns by rising step: what a resumed run did twice counts as it was done last."""
+    if not path.is_file():
+        return {"step": np.empty(0)}
+    try:
+        columns = tracking.read_metrics(path, kind, points)
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+    steps = columns["step"]
+    if np.all(np.diff(steps) > 0):
+        return columns
+    _, from_the_end = np.unique(steps[::-1], return_index=True)
+    rows = len(steps) - 1 - from_the_end
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def _uncertainty(
+    about: dict[str, Any], summary: dict[str, Any] | None
+) -> Float[np.ndarray, " transitions"] | None:
+    """U over the data, from the world directory that the run names, if it is still there."""
+    where = (summary or {}).get("world") or about.get("world")
+    if not isinstance(where, str):
+        return None
+    path = Path(where) / "data_uncertainty.npy"
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    values = np.sort(np.asarray(values, np.float64).ravel())
+    return values if len(values) and math.isfinite(values[-1]) else None
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,337 @@
+"""Tables over many runs: scores with the paper's marks, aggregates, and sensitivity."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neubay import published
+from neubay.report.groups import Data, Group, labels, show
+from neubay.report.records import RunRecord, Settings
+from neubay.report.statistics import (
+    Sample,
+    best_of,
+    interquartile_mean,
+    not_worse,
+    shade,
+    stratified_bootstrap,
+)
+from neubay.report.tables import Cell, Grid, Heading, Row
+
+Interval = tuple[float, float, float]
+"""Interquartile mean, and the ends of its 95 % interval."""
+
+
+# --- Scores --------------------------------------------------------------------------------------
+
+
+def score_grid(datasets: Sequence[Data]) -> Grid:
+    """A row per dataset: ours per group, and in columns of their own what was published."""
+    shown = labels(datasets)
+    published_too = any(_published_name(data.first) for data in datasets)
+    headings = [Heading("the data"), *(Heading(label, "ours") for label in shown)]
+    headings += [Heading(name, "ours, measured in") for name in ("environment", "data hash")]
+    if published_too:
+        headings += [
+            Heading(name, "published, on its own data and environment")
+            for name in ("NEUBAY", "best method", "table")
+        ]
+    rows = []
+    for data in datasets:
+        cells = [_data_cell(data), *_our_cells(data, shown), *_where_cells(data.first)]
+        if published_too:
+            cells += _published_cells(data.first)
+        rows.append(Row(f"{data.title} ({_unit(data)})", tuple(cells)))
+    note = _score_note(datasets, published_too)
+    return Grid("scores", "Scores", note, "dataset", tuple(headings), tuple(rows))
+
+
+def _our_cells(data: Data, shown: Sequence[str]) -> list[Cell]:
+    samples = {group.label: group.sample for group in data.groups}
+    known = {label: sample for label, sample in samples.items() if sample is not None}
+    tested = {label: sample for label, sample in known.items() if sample.n > 1}
+    best = best_of(known) if known else None
+    marked = not_worse(tested) if best in tested and len(tested) > 1 else set()
+    return [
+        Cell.of(known[label], best=label == best and len(known) > 1, marked=label in marked)
+        if label in known
+        else Cell()
+        for label in shown
+    ]
+
+
+def _data_cell(data: Data) -> Cell:
+    level = data.first.data_result
+    return Cell() if level is None else Cell.of(Sample(level, None, 1))
+
+
+def _where_cells(run: RunRecord) -> list[Cell]:
+    return [Cell(run.environment or "none"), Cell(str(run.about["dataset"]["hash"])[:8])]
+
+
+def _published_cells(run: RunRecord) -> list[Cell]:
+    name = _published_name(run)
+    if name is None:
+        return [Cell(), Cell(), Cell()]
+    table = published.table(published.datasets()[name].benchmark)
+    method = published.result(name)
+    best = next(
+        (
+            column.name
+            for column in table.columns
+            if (cell := table[name, column.name]) and cell.best
+        ),
+        None,
+    )
+    best_cell = None if best is None else table[name, best]
+    return [
+        Cell() if method is None else Cell.of(Sample(method.mean, method.std, 6)),
+        Cell() if best_cell is None else Cell(f"{best} {best_cell.mean:.1f}"),
+        Cell(table.title),
+    ]
+
+
+def _published_name(run: RunRecord) -> str | None:
+    name = run.about["dataset"].get("published")
+    return name if name in published.datasets() else None
+
+
+def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
+    counts = sorted({len(group.scores) for data in datasets for group in data.groups})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    note = (
+        f"Mean ± standard deviation over {seeds} finished seeds of the last evaluation. Bold: the "
+        "best of ours. Marked: not significantly worse than it by Welch's one-sided t-test "
+        "(p < 0.05); groups of a single seed are not tested."
+    )
+    if published_too:
+        note += (
+            " Published numbers come from other data and another version of the environment; they "
+            "stand beside ours and enter no average, no mark and no test."
+        )
+    unfinished = sum(run.status != "finished" for data in datasets for run in data.runs)
+    return note if not unfinished else f"{note} {unfinished} unfinished runs are left out."
+
+
+def _unit(data: Data) -> str:
+    return "score" if data.first.scored else "return"
+
+
+# --- Aggregates ----------------------------------------------------------------------------------
+
+
+def intervals(datasets: Sequence[Data]) -> dict[str, Interval]:
+    """Interquartile mean over all tasks and seeds of a group, by label.
+
+    Scores can be averaged over tasks and returns cannot: with several datasets, those with scores
+    count, and only the groups that have run on all of them.
+    """
+    several = len(datasets) > 1
+    used = [data for data in datasets if data.first.scored] if several else list(datasets)
+    found = {}
+    for label in labels(used):
+        groups = [data.group(label) for data in used]
+        tasks = [group.scores for group in groups if group is not None and len(group.scores)]
+        if tasks and len(tasks) == len(used):
+            low, high = stratified_bootstrap(tasks)
+            found[label] = (float(interquartile_mean(np.concatenate(tasks))), low, high)
+    return found
+
+
+def aggregate_grid(datasets: Sequence[Data]) -> Grid | None:
+    """IQM with its interval, and the mean over tasks, per group."""
+    found = intervals(datasets)
+    if not found:
+        return None
+    used = [data for data in datasets if data.first.scored] if len(datasets) > 1 else datasets
+    rows = []
+    for label, (middle, low, high) in found.items():
+        groups = [group for data in used if (group := data.group(label)) is not None]
+        means = [group.sample.mean for group in groups if group.sample is not None]
+        runs = sum(len(group.scores) for group in groups)
+        rows.append(
+            Row(
+                label,
+                (
+                    Cell.of(Sample(middle, None, runs)),
+                    Cell(f"{low:,.1f} to {high:,.1f}"),
+                    Cell.of(Sample(sum(means) / len(means), None, len(means))),
+                    Cell(str(len(means))),
+                    Cell(str(runs)),
+                ),
+            )
+        )
+    return Grid(
+        "aggregate",
+        "Over all seeds" if len(used) == 1 else "Over all datasets and seeds",
+        "IQM: the mean of the middle half of all runs. The interval is a stratified bootstrap over "
+        "seeds, 2000 resamples, and tells the spread over seeds alone: with one seed a dataset it "
+        "is a point. Published numbers are not part of it.",
+        "group",
+        tuple(
+            Heading(name) for name in ("IQM", "95 % interval", "mean of means", "datasets", "runs")
+        ),
+        tuple(rows),
+    )
+
+
+# --- Sensitivity ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A setting that the paper varies around its main result."""
+
+    name: str
+    title: str
+    must: str
+    """The setting that differs from the main result's."""
+    may: frozenset[str]
+    """Settings that may differ with it."""
+    label: Callable[[Settings], str]
+
+
+def _plain(symbol: str, name: str) -> Callable[[Settings], str]:
+    return lambda settings: f"{symbol} = {show(settings.get(name))}"
+
+
+def _horizon(settings: Settings) -> str:
+    horizon = settings.get("rollout.horizon")
+    return "adaptive" if horizon is None else f"H = {horizon}"
+
+
+def _memory(settings: Settings) -> str:
+    return "Markov" if settings.get("agent.memory") == "none" else "history"
+
+
+def _critic(settings: Settings) -> str:
+    name = "SAC" if settings.get("agent.heads") == 2 else "REDQ"
+    return f"{name}, ζ = {show(settings.get('rollout.zeta'))}"
+
+
+PARAMETERS = (
+    Parameter(
+        "ensemble_size",
+        "Ensemble size N",
+        "world.members",
+        frozenset({"world.pool"}),
+        _plain("N", "world.members"),
+    ),
+    Parameter(
+        "penalty",
+        "Uncertainty penalty λ",
+        "rollout.penalty",
+        frozenset(),
+        _plain("λ", "rollout.penalty"),
+    ),
+    Parameter(
+        "zeta",
+        "Truncation threshold ζ",
+        "rollout.zeta",
+        frozenset(),
+        _plain("ζ", "rollout.zeta"),
+    ),
+    Parameter(
+        "horizon",
+        "Fixed horizon H instead of an adaptive one",
+        "rollout.horizon",
+        frozenset({"rollout.zeta"}),
+        _horizon,
+    ),
+    Parameter(
+        "memory",
+        "Agent input: history or Markov",
+        "agent.memory",
+        frozenset({"agent.kappa"}),
+        _memory,
+    ),
+    Parameter(
+        "critic",
+        "SAC instead of REDQ",
+        "agent.heads",
+        frozenset({"agent.target_heads", "rollout.zeta"}),
+        _critic,
+    ),
+)
+
+CURVES = (
+    ("agent.encoder_lr", "encoder_learning_rate", "Context encoder learning rate η_φ"),
+    ("agent.kappa", "real_data_ratio", "Real data ratio κ"),
+)
+"""Settings whose effect the paper shows as learning curves."""
+
+
+def varied(data: Data, parameter: Parameter) -> list[Group]:
+    """The groups that differ from the main one in this parameter alone."""
+    allowed = parameter.may | {parameter.must}
+    return [
+        group
+        for group in data.groups
+        if parameter.must in (differences := group.differs_in(data.main)) and differences <= allowed
+    ]
+
+
+def sensitivity_grids(datasets: Sequence[Data]) -> list[Grid]:
+    """A table per parameter that the runs vary, shaded as the paper shades its tables."""
+    grids = []
+    for parameter in PARAMETERS:
+        rows = {data.title: _by_label(data, parameter) for data in datasets}
+        if all(len(row) < 2 for row in rows.values()):
+            continue
+        shown = list(dict.fromkeys(label for row in rows.values() for label in row))
+        kept = [data for data in datasets if len(rows[data.title]) > 1]
+        grids.append(
+            Grid(
+                f"sensitivity_{parameter.name}",
+                parameter.title,
+                "The first column is the main setting; all else is equal. Shaded or with arrows: "
+                "3 to 10, 10 to 30 and more than 30 points away from it; returns that are not "
+                "normalised are not shaded.",
+                "dataset",
+                tuple(Heading(label) for label in shown),
+                tuple(_sensitivity_row(data, rows[data.title], shown) for data in kept),
+            )
+        )
+    return grids
+
+
+def _by_label(data: Data, parameter: Parameter) -> dict[str, Group]:
+    """The main group and the varied ones; of two under one label, the better, as in the paper."""
+    found: dict[str, Group] = {}
+    for group in (data.main, *varied(data, parameter)):
+        label = parameter.label(group.settings)
+        if group.sample is not None and (
+            label not in found or group.sample.mean > _mean(found[label])
+        ):
+            found[label] = group
+    return found
+
+
+def _mean(group: Group) -> float:
+    return float("-inf") if group.sample is None else group.sample.mean
+
+
+def _sensitivity_row(data: Data, groups: Mapping[str, Group], shown: Sequence[str]) -> Row:
+    main = _mean(data.main)
+    cells = []
+    for label in shown:
+        sample = groups[label].sample if label in groups else None
+        if sample is None:
+            cells.append(Cell())
+        else:
+            level = shade(sample.mean - main) if data.first.scored else 0
+            cells.append(Cell.of(sample, shade=level))
+    return Row(f"{data.title} ({_unit(data)})", tuple(cells))
+
+
+def curve_panels(datasets: Sequence[Data], setting: str) -> dict[str, dict[str, list[RunRecord]]]:
+    """Per dataset, the runs for each value of one setting, all else being as in the main group."""
+    panels = {}
+    for data in datasets:
+        groups = [group for group in data.groups if group.differs_in(data.main) <= {setting}]
+        if len(groups) > 1:
+            ordered = sorted(groups, key=lambda group: group.settings.get(setting) or 0)
+            panels[data.title] = {
+                show(group.settings.get(setting)): list(group.runs) for group in ordered
+            }
+    return panels

@@ -1,0 +1,455 @@
+"""Reports: reading runs, saying what matters, grouping, pages, files, the live page, films."""
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neubay.cli import main
+from neubay.errors import NeubayError, RunError
+from neubay.report import page, records, reel, run_figures, serve, sweeps
+from neubay.report.findings import findings
+from neubay.report.groups import arrange, labels
+from report_runs import make_run
+
+
+class Parsed(HTMLParser):
+    """Counts elements and checks that they close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in {"meta", "link", "img"}:  # these never close
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, (tag, self.open[-5:])
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+def check_page(text: str) -> Parsed:
+    """Well formed, self-contained, with one h1, unique ids, and a name for every picture."""
+    parsed = Parsed(text)
+    assert parsed.count("h1") == 1 and parsed.count("script") == 0
+    ids = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for tag, attrs in parsed.elements:
+        for name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+            if attrs.get(name) is not None:
+                assert re.match(r"#|data:", attrs[name] or ""), (tag, attrs)
+        if tag == "svg":
+            assert attrs["role"] == "img" and attrs["aria-label"]
+        if tag == "img":
+            assert attrs["alt"]
+    assert "url(http" not in text and "@import" not in text
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    return parsed
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def test_a_finished_run_is_read(tmp_path: Path) -> None:
+    run = records.read(make_run(tmp_path / "run", score=60.0))
+    assert (run.status, run.step, run.seed) == ("finished", 16_000, 0)
+    assert run.result == 60.0 and run.result_std == 10.0 and run.data_result == 19.1
+    assert run.unit == "normalised score" and len(run.evaluations["step"]) == 10
+    assert run.settings["agent.kappa"] == 0.5 and "seed" not in run.settings
+    assert run.uncertainty is not None and len(run.uncertainty) == 2000
+
+
+def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", finished=False)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 99999, "q_da')  # a line that is being written
+    run = records.read(directory)
+    assert (run.status, run.step, run.data_result) == ("running", 8000, None)
+    (directory / "metrics.jsonl").unlink()
+    assert records.read(directory).status == "fitting the world"
+
+
+def test_a_resumed_stretch_counts_as_it_was_done_last(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run")
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "evaluation", "step": 16_000, "score": 1.0}) + "\n")
+    run = records.read(directory)
+    assert run.result == 1.0 and np.all(np.diff(run.evaluations["step"]) > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", "{", "not valid JSON"),
+        ("run.json", "[1]", "expected a JSON object"),
+        ("run.json", "{}", "damaged, or of another version"),
+        ("run.json", '{"config": {"seed": 0}, "dataset": {"name": "x"}}', "damaged"),
+        ("summary.json", '{"environment": 3}', "damaged, or of another version"),
+        ("metrics.jsonl", '{"kind": "train", "step"\n', "cannot be read"),
+        ("metrics.jsonl", '{"kind": "train", "step": null}\n', "damaged"),
+    ],
+)
+def test_damage_is_explained(tmp_path: Path, name: str, content: str, message: str) -> None:
+    directory = make_run(tmp_path / "run")
+    (directory / name).write_text(content, encoding="utf-8")
+    with pytest.raises(RunError, match=message):
+        records.read(directory)
+
+
+def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"not a run directory \(there is no run.json\)"):
+        records.read(tmp_path)
+    with pytest.raises(NeubayError, match="name run directories"):
+        records.read_all([])
+
+
+# ------------------------------------------------------------------------------------- curves
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=200),
+    st.integers(1, 50),
+)
+def test_an_envelope_keeps_extremes_and_order(values: list[float], buckets: int) -> None:
+    column = np.array(values, np.float64)
+    curves = {"step": np.arange(len(column), dtype=np.float64), "x": column}
+    thin = run_figures.envelope(curves, "x", buckets)
+    finite = column[np.isfinite(column)]
+    assert len(thin.step) == min(buckets, len(finite)) and np.all(np.diff(thin.step) > 0)
+    if len(finite):
+        assert thin.low.min() == finite.min() and thin.high.max() == finite.max()
+        assert thin.step[-1] == np.flatnonzero(np.isfinite(column))[-1]
+        slack = 1e-9 * np.abs(finite).max()
+        assert np.all(thin.low <= thin.mean + slack) and np.all(thin.mean <= thin.high + slack)
+
+
+def test_seeds_are_averaged_where_all_have_been(tmp_path: Path) -> None:
+    runs = [
+        records.read(make_run(tmp_path / "a", seed=0, rows=50)),
+        records.read(make_run(tmp_path / "b", seed=1, rows=80, finished=False)),
+    ]
+    steps, values = run_figures.shared_steps(runs, "q_data")
+    assert steps[-1] <= 8000 and values.shape == (2, len(steps)) and np.isfinite(values).all()
+
+
+# ----------------------------------------------------------------------------------- findings
+
+
+def titles(directory: Path) -> dict[str, str]:
+    return {each.title: each.kind for each in findings(records.read(directory))}
+
+
+def test_overestimation_is_said_with_the_papers_advice(tmp_path: Path) -> None:
+    calm = titles(make_run(tmp_path / "calm", promised=190.0))
+    assert calm["Values are not overestimated"] == "good"
+    assert calm["Better than the data by 40.9"] == "good"
+    run = records.read(make_run(tmp_path / "wild", promised=600.0, score=8.0))
+    first = findings(run)
+    assert [each.kind for each in first[:2]] == ["warning", "warning"]
+    advice = next(each.text for each in first if each.title == "Values are overestimated")
+    assert "--agent.encoder-lr" in advice and "--agent.gamma" in advice
+    assert "Worse than the data by 11.1" in [each.title for each in first]
+
+
+def test_short_rollouts_name_their_reason(tmp_path: Path) -> None:
+    changes = {"rollout": {"zeta": 0.9}}
+    directory = make_run(tmp_path / "run", changes=changes)
+    text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
+    text = re.sub(r'"horizon_p50": [\d.]+', '"horizon_p50": 3.0', text)
+    text = text.replace('"nonfinite_gradients": 0.0', '"nonfinite_gradients": 1.0')
+    (directory / "metrics.jsonl").write_text(text, encoding="utf-8")
+    found = {each.title: each.text for each in findings(records.read(directory))}
+    assert "ζ = 0.9 cuts them early" in found["Rollouts are short: 3 steps in the median"]
+    assert "200 of the 200 rows" in found["Gradients that were not finite"]
+
+
+def test_without_an_environment_the_posterior_speaks(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", environment=None, score=None)
+    run = records.read(directory)
+    assert run.result is None
+    text = page.one_run(run).html
+    assert "Expected return" in text and "The posterior expects a return of 1,700.0" in text
+
+
+# ------------------------------------------------------------------------------------- groups
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> list[records.RunRecord]:
+    """Two datasets; the method, three changes of one setting, and a relative; two seeds each."""
+    root = tmp_path_factory.mktemp("runs")
+    variations: dict[str, tuple[float, dict[str, Any]]] = {
+        "zeta": (20.0, {"changes": {"rollout": {"zeta": 0.9}}, "promised": 600.0}),
+        "main": (60.0, {}),
+        "markov": (55.0, {"variant": "markov"}),
+        "encoder": (40.0, {"changes": {"agent": {"encoder_lr": 1e-5}}}),
+        "members": (58.0, {"changes": {"world": {"pool": 6, "members": 5}}}),
+    }
+    directories = []
+    for dataset, name in (("hopper_medium_replay", "hopper-medium-replay-v2"), ("mine", None)):
+        for label, (score, options) in variations.items():
+            for seed in range(2):
+                directories.append(
+                    make_run(
+                        root / f"{dataset}-{label}-{seed}",
+                        dataset=dataset,
+                        published=name,
+                        seed=seed,
+                        score=score + 2 * seed,
+                        rows=40,
+                        **options,
+                    )
+                )
+    return records.read_all(directories)
+
+
+def test_groups_are_named_by_what_differs(many: list[records.RunRecord]) -> None:
+    datasets = arrange(many)
+    assert [data.title for data in datasets] == ["hopper_medium_replay", "mine"]
+    assert labels(datasets) == [
+        "neubay",
+        "neubay, ζ = 0.9",
+        "markov",
+        "neubay, η_φ = 1e-05",
+        "neubay, N = 5",
+    ]
+    assert all(data.main.label == "neubay" and len(data.main.runs) == 2 for data in datasets)
+
+
+def test_the_score_table(many: list[records.RunRecord]) -> None:
+    grid = sweeps.score_grid(arrange(many))
+    cells = dict(zip((heading.name for heading in grid.headings), grid.rows[0].cells, strict=True))
+    assert (cells["neubay"].mean, cells["neubay"].n) == (61.0, 2)
+    assert cells["neubay"].std == pytest.approx(np.sqrt(2))
+    assert cells["neubay"].best and cells["neubay"].marked
+    assert cells["neubay, N = 5"].marked and not cells["neubay, ζ = 0.9"].marked
+    assert cells["environment"].text == "Hopper-v4" and cells["data hash"].text == "572b72f9"
+    assert (cells["NEUBAY"].mean, cells["NEUBAY"].std) == (110.6, 0.7)
+    assert not cells["NEUBAY"].marked, "published numbers are beside ours, not among them"
+    assert grid.rows[1].cells[-3].text == "-", "nothing was published on data of one's own"
+
+
+def test_published_numbers_enter_no_aggregate(many: list[records.RunRecord]) -> None:
+    found = sweeps.intervals(arrange(many))
+    assert found["neubay"][0] == 61.0 and found["neubay"][1] >= 60.0 and found["neubay"][2] <= 62.0
+    grid = sweeps.aggregate_grid(arrange(many))
+    assert grid is not None and [cell.text for cell in grid.rows[0].cells[3:]] == ["2", "4"]
+
+
+def test_sensitivity_tables(many: list[records.RunRecord]) -> None:
+    grids = {grid.name: grid for grid in sweeps.sensitivity_grids(arrange(many))}
+    assert set(grids) == {"sensitivity_zeta", "sensitivity_memory", "sensitivity_ensemble_size"}
+    zeta = grids["sensitivity_zeta"]
+    assert [heading.name for heading in zeta.headings] == ["ζ = 1", "ζ = 0.9"]
+    assert [cell.shade for cell in zeta.rows[0].cells] == [0, -3]
+    assert [cell.shade for cell in grids["sensitivity_memory"].rows[0].cells] == [0, -1]
+    panels = sweeps.curve_panels(arrange(many), "agent.encoder_lr")
+    assert list(panels["mine"]) == ["1e-05", "0.0003"]
+    assert not sweeps.curve_panels(arrange(many), "agent.kappa")
+
+
+def test_other_data_or_environments_are_never_averaged(tmp_path: Path) -> None:
+    first = records.read(make_run(tmp_path / "a", seed=0))
+    second = records.read(make_run(tmp_path / "b", seed=1, environment="Hopper-v5"))
+    titles = [data.title for data in arrange([first, second])]
+    assert titles == [
+        "hopper_medium_replay (Hopper-v4, data 572b72)",
+        "hopper_medium_replay (Hopper-v5, data 572b72)",
+    ]
+
+
+def test_unfinished_and_single_runs_are_not_tested(tmp_path: Path) -> None:
+    runs = [
+        records.read(make_run(tmp_path / "a", seed=0)),
+        records.read(make_run(tmp_path / "b", seed=1, finished=False)),
+        records.read(make_run(tmp_path / "c", seed=0, variant="markov", score=10.0)),
+    ]
+    grid = sweeps.score_grid(arrange(runs))
+    cells = grid.rows[0].cells[1:3]
+    assert [cell.n for cell in cells] == [1, 1] and not any(cell.marked for cell in cells)
+    assert "1 unfinished runs are left out" in grid.note
+
+
+# -------------------------------------------------------------------------------------- pages
+
+
+def test_the_page_of_one_run(tmp_path: Path) -> None:
+    run = records.read(make_run(tmp_path / "run"))
+    frames = [np.full((40, 60, 3), shade, np.uint8) for shade in range(0, 240, 20)]
+    shown = page.one_run(run, reel=reel.reel(frames, "Seed 0 in Hopper-v4"))
+    parsed = check_page(shown.html)
+    assert parsed.count("svg") == 5 and parsed.count("img") == 2
+    for words in ("60.0", "19.1", "Values are not overestimated", "neubay train", "kappa"):
+        assert words in parsed.text
+    assert "prefers-color-scheme: dark" in shown.html and "@media print" in shown.html
+    assert "var(--ink)" in shown.html and "#222222" not in shown.html
+    paths = shown.save(tmp_path / "out")
+    names = {str(path.relative_to(tmp_path / "out")) for path in paths}
+    assert {"index.html", "figures/score.png", "figures/values.pdf", "figures/film.gif"} <= names
+    assert all(path.stat().st_size > 100 for path in paths)
+
+
+def test_the_page_of_many_runs(many: list[records.RunRecord], tmp_path: Path) -> None:
+    chosen = [run for run in many if run.dataset == "mine"][:6]
+    shown = page.many_runs(chosen)
+    parsed = check_page(shown.html)
+    assert parsed.count("table") == len(shown.grids) and parsed.count("details") > len(chosen)
+    shown.save(tmp_path)
+    table = (tmp_path / "tables" / "scores.md").read_text(encoding="utf-8")
+    assert "| mine (score) |" in table
+    assert (tmp_path / "tables" / "scores.tex").exists()
+    assert (tmp_path / "figures" / "overview.png").exists()
+
+
+def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
+    nasty = '<script>alert("x")</script>&$\\frac'
+    extra = {
+        "command": nasty,
+        "preset": nasty,
+        "provenance": {nasty: nasty},
+        "environment": nasty,
+    }
+    first = make_run(tmp_path / "a", dataset=nasty, environment=nasty, extra=extra)
+    second = make_run(tmp_path / "b", dataset=nasty, environment=nasty, extra=extra, seed=1)
+    runs = records.read_all([first, second])
+    for text in (page.one_run(runs[0]).html, page.many_runs(runs).html):
+        assert nasty in check_page(text).text and "<script" not in text
+
+
+def test_a_page_that_refreshes_says_so(tmp_path: Path) -> None:
+    run = records.read(make_run(tmp_path / "run", finished=False))
+    text = page.one_run(run, refresh=7).html
+    check_page(text)
+    assert '<meta http-equiv="refresh" content="7">' in text and "running, 50%" in text
+
+
+# -------------------------------------------------------------------------------- command line
+
+
+def run_command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return int(end.value.code or 0)
+
+
+def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    out = tmp_path / "out"
+    assert run_command("report", str(run), "--out", str(out)) == 0
+    check_page(text := (out / "index.html").read_text(encoding="utf-8"))
+    assert "There is no saved policy yet" in text, "a clear line where nothing can be shown"
+    assert "index.html written" in capsys.readouterr().err
+
+
+def test_report_of_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("report", "--paper", "antmaze") == 0
+    assert "**94.4** ± 6.3 •" in capsys.readouterr().out
+    assert run_command("report", "--paper", "ablations", "--out", str(tmp_path)) == 0
+    check_page((tmp_path / "index.html").read_text(encoding="utf-8"))
+    assert len(list((tmp_path / "tables").glob("*.csv"))) == 4
+
+
+def test_report_explains_what_it_cannot_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        (["report"], "name run directories"),
+        (["report", str(tmp_path)], "not a run directory"),
+        (["report", "--paper", "adriot"], "did you mean 'adroit'?"),
+        (["report", "x", "--paper", "adroit"], "not both"),
+        (["watch", str(tmp_path)], "not a run directory"),
+    ):
+        assert run_command(*arguments) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "file").write_text("")
+    run = make_run(tmp_path / "run", rows=10)
+    assert run_command("report", str(run), "--no-film", "--out", str(tmp_path / "file")) == 2
+    assert "cannot be written" in " ".join(capsys.readouterr().err.split())
+
+
+# --------------------------------------------------------------------------------- the live page
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    directory = make_run(tmp_path / "run", finished=False, rows=20)
+    with serve.server(directory, host="127.0.0.1", port=0, refresh=3) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield directory, server.address
+        server.shutdown()
+
+
+def fetch(address: str, method: str = "GET", host: str | None = None) -> tuple[int, str, Any]:
+    request = urllib.request.Request(address, method=method)
+    if host is not None:
+        request.add_header("Host", host)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, "", error.headers
+
+
+def test_the_live_page_follows_the_run(live: tuple[Path, str]) -> None:
+    directory, address = live
+    assert address.startswith("http://127.0.0.1:")
+    status, before, headers = fetch(address)
+    assert status == 200 and "running, 50%" in before and 'http-equiv="refresh"' in before
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert fetch(address)[1] == before, "nothing has changed"
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "train", "step": 12_000, "q_data": 1.0}) + "\n")
+    assert "running, 75%" in fetch(address)[1]
+    (directory / "run.json").write_text("{", encoding="utf-8")
+    assert "This run cannot be read" in fetch(address)[1]
+
+
+def test_the_live_page_is_read_only_and_for_this_machine(live: tuple[Path, str]) -> None:
+    directory, address = live
+    before = sorted((path, path.stat().st_mtime_ns) for path in directory.rglob("*"))
+    assert fetch(address, "HEAD")[:2] == (200, "")
+    for method in ("POST", "PUT", "DELETE"):
+        assert fetch(address, method)[0] == 501
+    for path in ("run.json", "../run.json", "%2e%2e/run.json", "metrics.jsonl"):
+        assert fetch(address + path)[0] == 404
+    assert fetch(address, host="evil.example")[0] == 403
+    assert fetch(address, host="localhost:1")[0] == 200
+    assert sorted((path, path.stat().st_mtime_ns) for path in directory.rglob("*")) == before
+
+
+def test_a_port_in_use_is_explained(live: tuple[Path, str]) -> None:
+    directory, address = live
+    port = int(address.rsplit(":", 1)[1].strip("/"))
+    with (
+        pytest.raises(NeubayError, match="choose another --port"),
+        serve.server(directory, host="127.0.0.1", port=port, refresh=3),
+    ):
+        pass

@@ -14,16 +14,15 @@ from neubay.report import train_tables
 ROOT = Path(__file__).parent.parent
 
 
-def write_run(
-    directory: Path, *, seed: int, zeta: float, returns: list[float], command: str = ""
-) -> Path:
+def write_run(directory: Path, *, seed: int, zeta: float, returns: list[float]) -> Path:
     """A run directory with an evaluation after every two rows of training."""
     directory.mkdir(parents=True)
     run = {
         "variant": "neubay",
         "preset": "cpu",
-        "command": command or f"neubay train --seed {seed} --rollout.zeta {zeta}",
-        "config": {"rollout": {"zeta": zeta}},
+        "task": "toy",
+        "dataset": {"published": None},
+        "config": {"seed": seed, "rollout": {"zeta": zeta, "penalty": 0.0}},
     }
     summary = {
         "dataset": "toy",
@@ -72,7 +71,7 @@ def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     named = ["analyze", "runs", *map(str, directories)]
     run_command([*named, "--out", str(kept), "--figure", str(figure)])
     printed = capsys.readouterr().out
-    assert "| neubay, rollout.zeta 1.0 | 2 | -150.0 ± 70.7 |" in printed
+    assert "| neubay | 2 | -150.0 ± 70.7 |" in printed
     assert "| neubay, rollout.zeta 0.9 | 1 | -700.0 |" in printed
     with Image.open(figure) as image:
         assert image.width > 1000
@@ -93,7 +92,9 @@ def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
     with pytest.raises(NeubayError, match="early: not a finished run"):
-        train_tables.condense("early", {"config": {"rollout": {"zeta": 1.0}}}, {}, [])
+        train_tables.condense(
+            "early", {"config": {"rollout": {"zeta": 1.0}}}, {}, [], {"rollout": {}}
+        )
 
 
 def test_a_page_without_a_place_for_tables_is_refused() -> None:

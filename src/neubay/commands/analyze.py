@@ -210,7 +210,9 @@ def runs(
             continue
         about, summary = (run_files.read_json(path / f"{name}.json") for name in ("run", "summary"))
         metrics = tracking.read_json_lines(path / "metrics.jsonl")
-        condensed.append(train_tables.condense(path.resolve().name, about, summary, metrics))
+        condensed.append(
+            train_tables.condense(path.resolve().name, about, summary, metrics, _default(about))
+        )
     if out is not None:
         run_files.atomic_write_json(out, {"runs": condensed})
     if figure is not None:
@@ -220,6 +222,17 @@ def runs(
         print(tables)
     else:
         _put_tables(text, tables, train_tables.into_text)
+
+
+def _default(about: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a run would have had if none had been named."""
+    from neubay import config, tasks
+
+    known = {task.name: task for task in tasks.list_tasks()}
+    published = tasks.published_settings(known.get(about["task"]), about["dataset"]["published"])
+    preset = config.preset(about.get("preset", "cpu"), published)
+    variant = config.VARIANTS[about.get("variant", "neubay")]
+    return dict(config.updated(preset, variant).model_dump())
 
 
 def _put_tables(text: Path, tables: str, into_text: Callable[[str, str], str]) -> None:

@@ -7,7 +7,6 @@ a text; tables and figures are made from it, never typed.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -48,14 +47,19 @@ _RESULT = (
 )
 
 
-def condense(name: str, run: Row, summary: Row, metrics: Iterable[Row]) -> dict[str, Any]:
-    """What run.json, summary.json and metrics.jsonl of a finished run say, in few numbers."""
+def condense(
+    name: str, run: Row, summary: Row, metrics: Iterable[Row], default: Row
+) -> dict[str, Any]:
+    """What run.json, summary.json and metrics.jsonl of a finished run say, in few numbers.
+
+    `default` is the configuration of its preset and variant: only what differs is kept.
+    """
     try:
         return {
             "run": name,
             "variant": run.get("variant", "neubay"),
             "preset": run.get("preset"),
-            "changed": _changed(run),
+            "changed": changes(default, run["config"]),
             "zeta": run["config"]["rollout"]["zeta"],
             **{key: _rounded(summary[key]) for key in _RESULT},
             "curve": list(_curve(metrics)),
@@ -64,13 +68,21 @@ def condense(name: str, run: Row, summary: Row, metrics: Iterable[Row]) -> dict[
         raise NeubayError(f"{name}: not a finished run of 'neubay train' ({error})") from None
 
 
-def _changed(run: Row) -> list[str]:
-    """The settings that the command names, as it names them; the seed and the places aside."""
-    words = str(run.get("command", "")).split()
-    flags = [number for number, word in enumerate(words) if word.startswith("--")]
-    named = [words[begin:end] for begin, end in pairwise([*flags, len(words)])]
-    places = {"seed", "out", "world", "variant", "preset", "task", "tensorboard", "wandb"}
-    return [" ".join(words).removeprefix("--") for words in named if words[0][2:] not in places]
+def changes(default: Row, actual: Row, prefix: str = "") -> list[str]:
+    """The settings in which a run differs from its preset, by their flags; the seed aside."""
+    found = []
+    for name, value in actual.items():
+        if isinstance(value, Mapping):
+            found += changes(default[name], value, f"{prefix}{name}.")
+        elif value != default.get(name, value) and name != "seed":
+            found.append(
+                f"{prefix}{name} {value:g}" if _is_number(value) else f"{prefix}{name} {value}"
+            )
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _curve(metrics: Iterable[Row]) -> Iterable[dict[str, Any]]:

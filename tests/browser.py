@@ -46,7 +46,7 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._writes, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(30)
+            answer = self._next(60)
             if answer.get("id") == self._number:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
@@ -57,7 +57,7 @@ class Browser:
         self.call("Page.navigate", url=address)
         self.wait_for_loads(before + 1)
 
-    def wait_for_loads(self, count: int, seconds: float = 30) -> None:
+    def wait_for_loads(self, count: int, seconds: float = 60) -> None:
         """Until pages have been loaded so many times in all."""
         end = time.monotonic() + seconds
         while self.loads < count:

@@ -35,7 +35,7 @@ def make_run(
     world.mkdir()
     np.save(world / "data_uncertainty.npy", rng.lognormal(-4, 0.6, 2000).astype(np.float32))
     about = {
-        "layout": 1,
+        "layout": 2,
         "config": config.model_dump(),
         "dataset": {
             "name": dataset,
@@ -51,8 +51,8 @@ def make_run(
         "command": f"neubay train {dataset} --seed {seed}",
         "preset": "cpu",
         "variant": variant,
-        "world": str(world),
     } | (extra or {})
+    (directory / "world.json").write_text(json.dumps({"directory": str(world)}), encoding="utf-8")
     (directory / "run.json").write_text(json.dumps(about), encoding="utf-8")
     done = steps if finished else steps // 2
     with (directory / "metrics.jsonl").open("w", encoding="utf-8") as file:

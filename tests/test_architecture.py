@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": FOUNDATION
     | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "runs"},
     "film": {"errors", "environments", "tasks", "policy"},
-    "report": {"errors", "published", "runs", "tracking"},
+    "report": {"errors", "published", "runs", "rundir", "tracking"},
 }
 
 

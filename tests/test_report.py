@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neubay import runs
 from neubay.cli import main
 from neubay.errors import NeubayError, RunError
 from neubay.report import page, records, reel, run_figures, serve, sweeps
@@ -91,9 +92,11 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 99999, "q_da')  # a line that is being written
     run = records.read(directory)
-    assert (run.status, run.step, run.data_result) == ("running", 8000, None)
-    (directory / "metrics.jsonl").unlink()
-    assert records.read(directory).status == "fitting the world"
+    assert (run.status, run.step, run.data_result) == ("stopped", 8000, None)
+    with runs.locked(directory):
+        assert records.read(directory).status == "running"
+        (directory / "metrics.jsonl").unlink()
+        assert records.read(directory).status == "fitting the world"
 
 
 def test_a_resumed_stretch_counts_as_it_was_done_last(tmp_path: Path) -> None:
@@ -110,6 +113,8 @@ def test_a_resumed_stretch_counts_as_it_was_done_last(tmp_path: Path) -> None:
         ("run.json", "{", "not valid JSON"),
         ("run.json", "[1]", "expected a JSON object"),
         ("run.json", "{}", "damaged, or of another version"),
+        ("run.json", '{"kind": "bandit"}', "'neubay bandit report' shows those"),
+        ("run.json", '{"layout": 99}', "layout 99, this version of neubay reads up to 2"),
         ("run.json", '{"config": {"seed": 0}, "dataset": {"name": "x"}}', "damaged"),
         ("summary.json", '{"environment": 3}', "damaged, or of another version"),
         ("metrics.jsonl", '{"kind": "train", "step"\n', "cannot be read"),
@@ -151,11 +156,11 @@ def test_an_envelope_keeps_extremes_and_order(values: list[float], buckets: int)
 
 
 def test_seeds_are_averaged_where_all_have_been(tmp_path: Path) -> None:
-    runs = [
+    both = [
         records.read(make_run(tmp_path / "a", seed=0, rows=50)),
         records.read(make_run(tmp_path / "b", seed=1, rows=80, finished=False)),
     ]
-    steps, values = run_figures.shared_steps(runs, "q_data")
+    steps, values = run_figures.shared_steps(both, "q_data")
     assert steps[-1] <= 8000 and values.shape == (2, len(steps)) and np.isfinite(values).all()
 
 
@@ -176,6 +181,16 @@ def test_overestimation_is_said_with_the_papers_advice(tmp_path: Path) -> None:
     advice = next(each.text for each in first if each.title == "Values are overestimated")
     assert "--agent.encoder-lr" in advice and "--agent.gamma" in advice
     assert "Worse than the data by 11.1" in [each.title for each in first]
+
+
+def test_the_critics_view_of_the_same_episodes_goes_before_the_data(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", promised=600.0)
+    text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
+    text = text.replace('"discounted_mean"', '"q_start": 190.0, "discounted_mean"')
+    (directory / "metrics.jsonl").write_text(text, encoding="utf-8")
+    found = {each.title: each.text for each in findings(records.read(directory))}
+    assert "promises 190.0 at the start" in found["Values are not overestimated"]
+    assert "On the data it promises 57" in found["Values are not overestimated"]
 
 
 def test_short_rollouts_name_their_reason(tmp_path: Path) -> None:
@@ -286,12 +301,12 @@ def test_other_data_or_environments_are_never_averaged(tmp_path: Path) -> None:
 
 
 def test_unfinished_and_single_runs_are_not_tested(tmp_path: Path) -> None:
-    runs = [
+    three = [
         records.read(make_run(tmp_path / "a", seed=0)),
         records.read(make_run(tmp_path / "b", seed=1, finished=False)),
         records.read(make_run(tmp_path / "c", seed=0, variant="markov", score=10.0)),
     ]
-    grid = sweeps.score_grid(arrange(runs))
+    grid = sweeps.score_grid(arrange(three))
     cells = grid.rows[0].cells[1:3]
     assert [cell.n for cell in cells] == [1, 1] and not any(cell.marked for cell in cells)
     assert "1 unfinished runs are left out" in grid.note
@@ -338,14 +353,15 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     }
     first = make_run(tmp_path / "a", dataset=nasty, environment=nasty, extra=extra)
     second = make_run(tmp_path / "b", dataset=nasty, environment=nasty, extra=extra, seed=1)
-    runs = records.read_all([first, second])
-    for text in (page.one_run(runs[0]).html, page.many_runs(runs).html):
+    both = records.read_all([first, second])
+    for text in (page.one_run(both[0]).html, page.many_runs(both).html):
         assert nasty in check_page(text).text and "<script" not in text
 
 
 def test_a_page_that_refreshes_says_so(tmp_path: Path) -> None:
-    run = records.read(make_run(tmp_path / "run", finished=False))
-    text = page.one_run(run, refresh=7).html
+    directory = make_run(tmp_path / "run", finished=False)
+    with runs.locked(directory):
+        text = page.one_run(records.read(directory), refresh=7).html
     check_page(text)
     assert '<meta http-equiv="refresh" content="7">' in text and "running, 50%" in text
 
@@ -400,7 +416,10 @@ def test_report_explains_what_it_cannot_do(
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     directory = make_run(tmp_path / "run", finished=False, rows=20)
-    with serve.server(directory, host="127.0.0.1", port=0, refresh=3) as server:
+    with (
+        runs.locked(directory),
+        serve.server(directory, host="127.0.0.1", port=0, refresh=3) as server,
+    ):
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield directory, server.address

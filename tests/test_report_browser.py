@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from browser import Browser, browser, find_browser, keep
+from neubay import runs
 from neubay.report import page, records, reel, serve
 from report_runs import make_run
 
@@ -33,15 +34,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The three kinds of page, as files."""
     root = tmp_path_factory.mktemp("pages")
     overestimating = make_run(root / "a", score=8.0, promised=600.0)
-    runs = [overestimating]
+    others = []
     for seed in range(2):
-        runs.append(make_run(root / f"b{seed}", seed=seed, rows=40))
+        others.append(make_run(root / f"b{seed}", seed=seed, rows=40))
         changes = {"rollout": {"zeta": 0.9}}
-        runs.append(make_run(root / f"z{seed}", seed=seed, score=15.0, rows=40, changes=changes))
+        others.append(make_run(root / f"z{seed}", seed=seed, score=15.0, rows=40, changes=changes))
     frames = [np.full((60, 80, 3), shade, np.uint8) for shade in range(0, 240, 12)]
     reports = {
-        "one": page.one_run(records.read(runs[0]), reel=reel.reel(frames, "Seed 0 in Hopper-v4.")),
-        "many": page.many_runs(records.read_all(runs[1:])),
+        "one": page.one_run(
+            records.read(overestimating), reel=reel.reel(frames, "Seed 0 in Hopper-v4.")
+        ),
+        "many": page.many_runs(records.read_all(others)),
         "paper": page.paper_tables("ablations"),
     }
     for name, report in reports.items():
@@ -135,7 +138,10 @@ def test_the_live_page_refreshes_itself(chromium: Browser, tmp_path: Path) -> No
     directory = make_run(tmp_path / "run", finished=False, rows=20)
     chromium.requests.clear()
     chromium.complaints.clear()
-    with serve.server(directory, host="127.0.0.1", port=0, refresh=1) as server:
+    with (
+        runs.locked(directory),
+        serve.server(directory, host="127.0.0.1", port=0, refresh=1) as server,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         chromium.open(server.address)
         seen = chromium.loads

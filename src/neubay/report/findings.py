@@ -61,28 +61,30 @@ def _against_the_data(run: RunRecord) -> list[Finding]:
     ]
 
 
-def gap(run: RunRecord) -> tuple[float, float] | None:
-    """Q on the data, averaged over the last tenth of training, and the last discounted return."""
-    promised = run.train.get("q_data", np.empty(0))
-    promised = promised[np.isfinite(promised)]
-    paid = run.last("discounted_mean")
-    if not len(promised) or paid is None:
-        return None
-    return float(promised[-max(len(promised) // 10, 1) :].mean()), paid
-
-
 def _overestimation(run: RunRecord) -> list[Finding]:
-    numbers = gap(run)
-    if numbers is None:
+    """Of the evaluated episodes where the critic was asked about them, of the data elsewhere."""
+    paid = run.last("discounted_mean")
+    on_data, at_start = promised(run), run.last("q_start")
+    expected = on_data if at_start is None else at_start
+    if paid is None or expected is None:
         return []
-    promised, paid = numbers
+    of_what = "on the data" if at_start is None else "at the start of evaluation episodes"
     text = (
-        f"The critic promises {promised:,.1f} on the data; evaluation episodes pay {paid:,.1f} "
-        f"(discounted by {run.config['agent']['gamma']:g})."
+        f"The critic promises {expected:,.1f} {of_what}; episodes pay {paid:,.1f}, discounted by "
+        f"{run.config['agent']['gamma']:g}."
     )
-    if promised - paid > GAP * max(abs(paid), 1.0):
+    if at_start is not None and on_data is not None:
+        text += f" On the data it promises {on_data:,.1f}."
+    if expected - paid > GAP * max(abs(paid), 1.0):
         return [Finding("warning", "Values are overestimated", f"{text} {ADVICE}")]
     return [Finding("good", "Values are not overestimated", text)]
+
+
+def promised(run: RunRecord) -> float | None:
+    """Q on the data, averaged over the last tenth of training."""
+    values = run.train.get("q_data", np.empty(0))
+    values = values[np.isfinite(values)]
+    return float(values[-max(len(values) // 10, 1) :].mean()) if len(values) else None
 
 
 def _short_rollouts(run: RunRecord) -> list[Finding]:

@@ -11,7 +11,7 @@ from neubay.errors import NeubayError
 from neubay.report import document as html
 from neubay.report import figures, paper, run_figures, sweeps, tables
 from neubay.report.document import Picture
-from neubay.report.findings import findings, gap
+from neubay.report.findings import findings, promised
 from neubay.report.groups import Data, arrange, labels, show
 from neubay.report.records import RunRecord, newest
 from neubay.report.reel import Reel
@@ -120,9 +120,9 @@ def _has(run: RunRecord, name: str) -> bool:
 
 
 def _status(run: RunRecord) -> str:
-    if run.status != "running":
+    if run.status in ("finished", "fitting the world"):
         return run.status
-    return f"running, {run.step / max(run.steps, 1):.0%}"
+    return f"{run.status}, {run.step / max(run.steps, 1):.0%}"
 
 
 def _subtitle(run: RunRecord) -> str:
@@ -146,10 +146,10 @@ def _facts(run: RunRecord) -> list[tuple[str, str, str]]:
     facts.append(
         ("The data's own", _number(data), run.unit if data is not None else "not known yet")
     )
-    numbers = gap(run)
-    if numbers is not None:
-        promised, paid = numbers
-        facts.append(("Q on the data", _number(promised), f"episodes pay {_number(paid)}"))
+    value, paid = promised(run), run.last("discounted_mean")
+    if value is not None:
+        remark = "" if paid is None else f"episodes pay {_number(paid)}"
+        facts.append(("Q on the data", _number(value), remark))
     median = newest(run.train, "horizon_p50")
     if median is not None:
         quartiles = [newest(run.train, f"horizon_{name}") for name in ("p25", "p75", "max")]

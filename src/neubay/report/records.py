@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from neubay import runs, tracking
+from neubay import rundir, runs, tracking
 from neubay.errors import NeubayError, RunError
 
 POINTS = 20_000
@@ -21,7 +21,7 @@ POINTS = 20_000
 
 Curves = Mapping[str, Float[np.ndarray, " _"]]
 Settings = dict[str, Any]
-Status = Literal["finished", "running", "fitting the world"]
+Status = Literal["finished", "running", "fitting the world", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class RunRecord:
     about: dict[str, Any]
     """run.json."""
     summary: dict[str, Any] | None
-    """summary.json; none while the run goes on."""
+    """summary.json; none while the run is not finished."""
+    at_work: bool
+    """A process works in the directory."""
     train: Curves
     """Columns of the rows of kind "train", with "step" among them."""
     evaluations: Curves
@@ -85,6 +87,8 @@ class RunRecord:
     def status(self) -> Status:
         if self.summary is not None:
             return "finished"
+        if not self.at_work:
+            return "stopped"
         return "running" if self.step else "fitting the world"
 
     @property
@@ -145,26 +149,29 @@ def newest(curves: Curves, name: str) -> float | None:
 
 
 def read(directory: Path) -> RunRecord:
-    """Read a run directory, finished or not."""
-    if not (directory / "run.json").is_file():
+    """Read the directory of a training run, finished or not."""
+    if not rundir.is_run(directory):
         raise RunError(
-            f"{directory}: not a run directory (there is no run.json); "
+            f"{directory}: not a run directory (there is no {rundir.RUN_FILE}); "
             "name one that 'neubay train' made"
         )
-    about = runs.read_json(directory / "run.json")
-    summary_file, metrics = directory / "summary.json", directory / "metrics.jsonl"
-    summary = runs.read_json(summary_file) if summary_file.is_file() else None
+    seen = rundir.look(directory)
+    if seen.state == "damaged":
+        raise RunError(seen.problem)
+    _check_kind(directory, seen.about)
+    metrics = directory / rundir.METRICS_FILE
     try:
         record = RunRecord(
             directory,
-            about,
-            summary,
+            seen.about,
+            seen.summary or None,
+            seen.state == "running",
             _columns(metrics, "train", POINTS),
             _columns(metrics, "evaluation", None),
-            _uncertainty(about, summary),
+            _uncertainty(directory),
         )
         _check(record)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise RunError(
             f"{directory}: its files are damaged, or of another version "
             f"({type(error).__name__}: {error})"
@@ -180,6 +187,18 @@ def read_all(directories: list[Path]) -> list[RunRecord]:
             "--paper locomotion"
         )
     return [read(directory) for directory in dict.fromkeys(directories)]
+
+
+def _check_kind(directory: Path, about: dict[str, Any]) -> None:
+    """Refuse runs of other commands, and of versions to come."""
+    layout, kind = about.get("layout"), about.get("kind", "train")
+    if kind != "train":
+        raise RunError(f"{directory}: a run of 'neubay {kind}'; 'neubay {kind} report' shows those")
+    if isinstance(layout, int) and layout > rundir.LAYOUT:
+        raise RunError(
+            f"{directory}: a run of layout {layout}, this version of neubay reads up to "
+            f"{rundir.LAYOUT}; use the version that wrote it"
+        )
 
 
 def _check(record: RunRecord) -> None:
@@ -206,16 +225,14 @@ def _columns(path: Path, kind: str, points: int | None) -> Curves:
     return {name: values[rows] for name, values in columns.items()}
 
 
-def _uncertainty(
-    about: dict[str, Any], summary: dict[str, Any] | None
-) -> Float[np.ndarray, " transitions"] | None:
+def _uncertainty(directory: Path) -> Float[np.ndarray, " transitions"] | None:
     """U over the data, from the world directory that the run names, if it is still there."""
-    where = (summary or {}).get("world") or about.get("world")
-    if not isinstance(where, str):
+    reference = directory / rundir.WORLD_FILE
+    where = runs.read_json(reference).get("directory") if reference.is_file() else None
+    if where is None:
         return None
-    path = Path(where) / "data_uncertainty.npy"
     try:
-        values = np.load(path, allow_pickle=False)
+        values = np.load(Path(where) / "data_uncertainty.npy", allow_pickle=False)
     except (OSError, ValueError):
         return None
     values = np.sort(np.asarray(values, np.float64).ravel())

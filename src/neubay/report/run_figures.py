@@ -77,15 +77,14 @@ def value_figure(run: RunRecord) -> Figure:
             promised.step, promised.low, promised.high, color=PALETTE[1], alpha=0.2, linewidth=0
         )
         axes.plot(promised.step, promised.mean, color=PALETTE[1], label="Q on the data")
-        paid = run.evaluations.get("discounted_mean", np.empty(0))
-        axes.plot(
-            run.evaluations["step"][: len(paid)],
-            paid,
-            color=PALETTE[0],
-            marker="o",
-            markersize=4,
-            label="discounted return",
-        )
+        for name, label, how in (
+            ("q_start", "Q at episode starts", {"linestyle": _DASHED, "color": PALETTE[1]}),
+            ("discounted_mean", "paid", {"marker": "o", "markersize": 4, "color": PALETTE[0]}),
+        ):
+            column = run.evaluations.get(name, np.empty(0))
+            if len(column):
+                steps = run.evaluations["step"][: len(column)]
+                axes.plot(steps, column, label=label, **how)
         _shared_legend(figure, [axes])
         _finish(axes, run.steps, "value")
     return figure

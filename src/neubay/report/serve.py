@@ -8,6 +8,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from neubay import rundir
 from neubay.errors import NeubayError
 from neubay.report import document, page, records
 
@@ -68,9 +69,9 @@ def remembered(directory: Path, refresh: int) -> Callable[[], str]:
 
 
 def _state(directory: Path) -> object:
-    """Sizes and times of the files that the page is made of."""
-    found = []
-    for name in ("run.json", "metrics.jsonl", "summary.json"):
+    """Sizes and times of the files that the page is made of, and whether somebody works there."""
+    found: list[object] = [rundir.look(directory).state]
+    for name in ("run.json", "world.json", "metrics.jsonl", "summary.json"):
         try:
             facts = (directory / name).stat()
             found.append((facts.st_size, facts.st_mtime_ns))

@@ -139,6 +139,30 @@ def test_unsupported_spaces_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tasks.task_from_env("neubay-test/Endless-v0", horizon=7).horizon == 7
 
 
+# ------------------------------------------------------------------------------ v4 and v5
+
+
+@pytest.mark.parametrize("body", ["halfcheetah", "hopper", "walker2d"])
+def test_d4rl_data_is_scored_in_v4_and_minaris_in_v5(body: str) -> None:
+    for name, version in ((f"d4rl/{body}", 4), (f"mujoco/{body}-v5", 5)):
+        task, env = tasks.get_task(name), made(name)
+        assert task.env_name == env.spec.id and env.spec.version == version
+
+
+def test_v4_is_not_v5_a_fall_is_paid_in_one_of_them() -> None:
+    paid = {}
+    for name in ("d4rl/hopper", "mujoco/hopper-v5"):
+        env = made(name)
+        env.reset(seed=0)
+        qpos, qvel = env.unwrapped.init_qpos.copy(), env.unwrapped.init_qvel.copy()
+        qpos[2] = 0.5  # leaning far beyond what counts as upright
+        env.unwrapped.set_state(qpos, qvel)
+        _, reward, terminated, _, info = env.step(np.zeros(3, np.float32))
+        assert terminated
+        paid[name] = reward - info["x_velocity"]
+    assert paid == pytest.approx({"d4rl/hopper": 1.0, "mujoco/hopper-v5": 0.0}, abs=1e-6)
+
+
 # ------------------------------------------------------------------------ NeoRL and NeoRL-2
 
 
@@ -506,26 +530,71 @@ def test_recorded_antmaze_replays(shared_data: Path) -> None:
     assert max(errors) < 1e-5 and np.median(errors) < 1e-6
 
 
-def test_recorded_door_states_are_states_of_this_door(shared_data: Path) -> None:
-    """The arm's slide and the door's place are not observed, but follow from the palm's and the
-    handle's positions; with them every observation is that of a state here. Positions are read
-    one simulator step (2 ms) before the joints, hence 5 mm."""
-    with h5py.File(shared_data / "door_human.hdf5") as data:
-        states = data["observations"][:].astype(np.float64)
-    env = made("adroit/door")
-    env.reset(seed=0)
-    door = env.unwrapped
-    slide = 1  # the slide moves the palm along y
-    for row in sampled_rows(len(states)):
-        recorded, qpos, frame = states[row], np.zeros(30), np.zeros(3)
+class RecordedDoor:
+    """Puts recorded observations of the door back into the simulator. The arm's slide and the
+    door's place are not observed, but follow from the palm's and the handle's positions."""
+
+    SLIDE = 1  # it moves the palm along y
+
+    def __init__(self) -> None:
+        self.env = made("adroit/door")
+        self.env.reset(seed=0)
+        self.door = self.env.unwrapped
+
+    def solve(self, recorded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """qpos and the door's place, whose observation this is."""
+        qpos, place = np.zeros(30), np.zeros(3)
         qpos[1:28], qpos[29], qpos[28] = recorded[:27], recorded[27], recorded[28]
         for _ in range(2):
-            door.set_env_state({"qpos": qpos, "qvel": np.zeros(30), "door_body_pos": frame})
-            observed = door._get_obs()
-            qpos[0] += recorded[29 + slide] - observed[29 + slide]
-            frame = frame + recorded[32:35] - observed[32:35]
-        door.set_env_state({"qpos": qpos, "qvel": np.zeros(30), "door_body_pos": frame})
-        np.testing.assert_allclose(door._get_obs(), recorded, atol=5e-3)
+            observed = self.observe(qpos, place)
+            qpos[0] += recorded[29 + self.SLIDE] - observed[29 + self.SLIDE]
+            place = place + recorded[32:35] - observed[32:35]
+        return qpos, place
+
+    def observe(self, qpos: np.ndarray, place: np.ndarray) -> np.ndarray:
+        self.set(qpos, np.zeros(30), place)
+        observed: np.ndarray = self.door._get_obs()
+        return observed
+
+    def set(self, qpos: np.ndarray, qvel: np.ndarray, place: np.ndarray) -> None:
+        self.door.set_env_state({"qpos": qpos, "qvel": qvel, "door_body_pos": place})
+
+
+def test_recorded_door_states_are_states_of_this_door(shared_data: Path) -> None:
+    """Every observation is that of a state here. Positions are read one simulator step (2 ms)
+    before the joints, hence 5 mm."""
+    with h5py.File(shared_data / "door_human.hdf5") as data:
+        states = data["observations"][:].astype(np.float64)
+    simulator = RecordedDoor()
+    for row in sampled_rows(len(states)):
+        observed = simulator.observe(*simulator.solve(states[row]))
+        np.testing.assert_allclose(observed, states[row], atol=5e-3)
+
+
+def test_recorded_door_replays(shared_data: Path) -> None:
+    """One step from a recorded state, with the recorded action, leads to the recorded next state
+    and reward, as far as the record tells: velocities are not observed and are taken from the
+    states before and after, and actions were clipped. So joints are met to 0.05 rad (in the median
+    0.005, a sixth of what they move), the palm and the handle to 6 mm, rewards to 5e-3
+    (in the median 2e-4)."""
+    with h5py.File(shared_data / "door_human.hdf5") as data:
+        states = data["observations"][:].astype(np.float64)
+        actions, rewards, last = (data[key][:] for key in ("actions", "rewards", "timeouts"))
+    inside = np.flatnonzero(~last[:-2] & ~last[1:-1]) + 1  # with a row before and one after
+    simulator = RecordedDoor()
+    misses, moves, surprises = [], [], []
+    for row in inside[sampled_rows(len(inside))]:
+        before, (qpos, place), after = (simulator.solve(states[row + i]) for i in (-1, 0, 1))
+        velocity = (after[0] - before[0]) / (2 * simulator.door.dt)
+        simulator.set(qpos, velocity, place)
+        next_state, reward, *_ = simulator.env.step(actions[row])
+        misses.append(np.abs(next_state - states[row + 1]))
+        moves.append(np.abs(states[row] - states[row + 1]).max())
+        surprises.append(abs(reward - rewards[row]))
+    joints, positions = np.array(misses)[:, :29].max(1), np.array(misses)[:, 29:38]
+    assert joints.max() < 0.05 and np.median(joints) < 0.005 < np.median(moves) / 6
+    assert positions.max() < 6e-3
+    assert max(surprises) < 5e-3 and np.median(surprises) < 2e-4
 
 
 def test_recorded_door_rewards_confirm_the_sign(shared_data: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 99999, "q_da')  # a line that is being written
     run = records.read(directory)
-    assert (run.status, run.step, run.data_result) == ("stopped", 8000, None)
+    assert (run.status, run.step, run.data_result) == ("stopped", 8000, 19.1)
     with runs.locked(directory):
         assert records.read(directory).status == "running"
         (directory / "metrics.jsonl").unlink()

@@ -137,6 +137,7 @@ def run(
 
 def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
     """What is asked of a run."""
+    data_score = dataset.task.score(dataset.returns)
     return {
         "config": config.model_dump(),
         "dataset": {
@@ -146,6 +147,8 @@ def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
             "episodes": len(dataset.returns),
             "transitions": int(dataset.bounds[1].sum()),
             "published": dataset.published,
+            "return_mean": float(dataset.returns.mean()),
+            "score": None if data_score is None else float(data_score.mean()),
         },
         "task": dataset.task.name,
         "environment": dataset.task.env_name,

@@ -94,17 +94,16 @@ def _episode(run: "RunRecord") -> tuple["Reel | None", "Picture | None"]:
         return None, None
     policy, task = run.directory / "policy.npz", str(run.about["task"])
     try:
-        episode = film.record(policy, task, run.seed)
-        text = (
-            f"Seed {run.seed} in {episode.environment}: {episode.steps:,} steps, "
-            f"return {episode.total:,.1f}."
-        )
-        shown = reel.reel(episode.frames, text)
         walked = film.maze_paths(policy, task, MAZE_EPISODES, run.seed)
+        if walked is not None:  # a maze says more from above than from behind its walls
+            figure = run_figures.maze_figure(walked.maze, walked.cell, walked.paths, walked.goals)
+            caption = f"{len(walked.paths)} episodes from above; {walked.reached} arrived."
+            return None, Picture("maze", figure, caption)
+        episode = film.record(policy, task, run.seed)
     except NeubayError as error:
         return reel.Reel(str(error)), None
-    if walked is None:
-        return shown, None
-    figure = run_figures.maze_figure(walked.maze, walked.cell, walked.paths, walked.goals)
-    caption = f"{len(walked.paths)} evaluation episodes from above; {walked.reached} arrived."
-    return shown, Picture("maze", figure, caption)
+    text = (
+        f"Seed {run.seed} in {episode.environment}: {episode.steps:,} steps, "
+        f"return {episode.total:,.1f}."
+    )
+    return reel.reel(episode.frames, text), None

@@ -8,9 +8,10 @@ from jaxtyping import Float
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from neubay.report.figures import COLOURS, INK, MUTED, STYLE, plain_decades
+from neubay.report.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades
 from neubay.report.records import Curves, RunRecord
 
 PALETTE = [COLOURS[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky")]
@@ -279,23 +280,13 @@ def maze_figure(
     """Where evaluation episodes went, seen from above: walls, paths, their ends, the goals."""
     rows, columns = len(maze), len(maze[0])
     with style.context(STYLE):
-        figure = Figure(figsize=(1.2 + 0.55 * columns, 1.2 + 0.55 * rows))
+        figure = Figure(figsize=(_SIZE[0], 0.8 + (_SIZE[0] - 0.2) * rows / columns))
         axes = figure.subplots()
-        walls = np.array([[letter == "#" for letter in line] for line in maze], float)
-        edge = cell / 2
-        axes.imshow(
-            np.where(walls > 0, 0.45, np.nan),
-            extent=(
-                -cell - edge,
-                (columns - 1) * cell - edge,
-                (rows - 1) * cell - edge,
-                -cell - edge,
-            ),
-            cmap="Greys",
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-        )
+        for row, line in enumerate(maze):
+            for column, letter in enumerate(line):
+                if letter == "#":  # the start cell (1, 1) is centred at the origin
+                    corner = (cell * (column - 1.5), cell * (row - 1.5))
+                    axes.add_patch(Rectangle(corner, cell, cell, facecolor=FAINT, edgecolor=FAINT))
         for path in paths:
             axes.plot(path[:, 0], path[:, 1], color=PALETTE[3], linewidth=1, alpha=0.45)
         ends = np.array([path[-1] for path in paths])
@@ -303,7 +294,12 @@ def maze_figure(
         axes.plot(goals[:, 0], goals[:, 1], "*", color=PALETTE[2], markersize=9, label="goals")
         axes.plot(0, 0, "s", color=INK, markersize=6, label="start")
         axes.set_aspect("equal")
+        axes.set_xlim(-1.5 * cell, (columns - 1.5) * cell)
+        axes.set_ylim((rows - 1.5) * cell, -1.5 * cell)  # rows run downwards, as in the maze's text
         axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        axes.set_title("Where episodes went")
         axes.set_xticks([])
         axes.set_yticks([])
         _shared_legend(figure, [axes])

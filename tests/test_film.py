@@ -1,0 +1,139 @@
+"""Films of episodes: what is shown is what the policy did, and what cannot be shown is said."""
+
+import io
+import os
+from pathlib import Path
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from neubay import agents, film
+from neubay.cli import main
+from neubay.config import AgentConfig
+from neubay.evaluation import evaluate
+from neubay.policy import Policy, load_policy
+from neubay.report import reel, run_figures
+from neubay.tasks import ContinuousActions, Task, get_task
+from report_runs import make_run
+
+TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=2, head_depth=1)
+
+
+class Lamp(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Draws its state as a shade of grey; ends after five steps, paying 1 each."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, render_mode: str | None = None, size: int = 30) -> None:
+        self.size, self.steps = size, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray):
+        self.steps += 1
+        state = np.full(1, self.steps, np.float32)
+        return state, 1.0, self.steps == 5, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((self.size, self.size, 3), 40 * self.steps, np.uint8)
+
+
+def saved_policy(task: Task, path: Path) -> Path:
+    agent = agents.make(task.state_size, task.actions.size, task.actions.kind, TINY)
+    Policy(agent, agent.init(jax.random.key(0)), task, TINY).save(path)
+    return path
+
+
+@pytest.fixture
+def lamp(monkeypatch: pytest.MonkeyPatch) -> Task:
+    task = Task(
+        "lamp", state_size=1, actions=ContinuousActions.symmetric(1), horizon=50, make_env=Lamp,
+        env_name="Lamp-v0",
+    )  # fmt: skip
+    monkeypatch.setattr(film, "get_task", lambda name: task)
+    return task
+
+
+def test_every_step_of_a_short_episode_is_a_frame(lamp: Task, tmp_path: Path) -> None:
+    episode = film.record(saved_policy(lamp, tmp_path / "policy.npz"), "lamp")
+    assert (episode.steps, episode.total) == (5, 5.0)
+    assert [frame[0, 0, 0] for frame in episode.frames] == [0, 40, 80, 120, 160, 200]
+
+
+def test_a_film_shows_what_evaluation_scores(tmp_path: Path) -> None:
+    """The pendulum, which needs no graphics to be played: same seed, same return."""
+    task = get_task("pendulum")
+    path = saved_policy(task, tmp_path / "policy.npz")
+    scored = evaluate(task, load_policy(path).mode, episodes=1, seed=3).returns[0]
+    with film._renderer():
+        env = film._make(task)
+        played = sum(film._rewards(env, load_policy(path), task, 3))
+        env.close()
+    assert played == pytest.approx(scored, rel=1e-5)
+    pytest.importorskip("pygame", reason="the pendulum draws with pygame: neubay[film]")
+    episode = film.record(path, "pendulum", seed=3)
+    assert episode.total == pytest.approx(scored, rel=1e-5) and episode.steps == 200
+    assert film.FRAMES <= len(episode.frames) <= 2 * film.FRAMES
+
+
+def test_what_cannot_be_shown_is_said(
+    lamp: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(film.FilmError, match="no saved policy yet"):
+        film.record(tmp_path / "policy.npz", "lamp")
+    policy = saved_policy(lamp, tmp_path / "policy.npz")
+
+    def fails(self: Lamp) -> np.ndarray:
+        raise RuntimeError("no display")
+
+    monkeypatch.setattr(Lamp, "render", fails)
+    with pytest.raises(film.FilmError, match=r"cannot be drawn on this machine.*no display"):
+        film.record(policy, "lamp")
+    monkeypatch.setattr(Lamp, "render", lambda self: None)
+    with pytest.raises(film.FilmError, match="renders no picture"):
+        film.record(policy, "lamp")
+    missing = gymnasium.error.DependencyNotInstalled("pygame")
+    monkeypatch.setattr(Lamp, "render", lambda self: (_ for _ in ()).throw(missing))
+    with pytest.raises(film.FilmError, match=r"pip install 'neubay\[film\]'"):
+        film.record(policy, "lamp")
+    assert "SDL_VIDEODRIVER" not in os.environ, "the surroundings are left as they were"
+
+
+def test_reels() -> None:
+    frames = [np.full((30, 60, 3), shade, np.uint8) for shade in range(0, 250, 10)]
+    made = reel.reel(frames, "text")
+    assert made.strip is not None and made.film is not None
+    with Image.open(io.BytesIO(made.film)) as moving:
+        assert moving.n_frames == len(frames) and moving.size == (200, 100)
+    with Image.open(io.BytesIO(made.strip)) as strip:
+        assert strip.size == (6 * 206 - 6, 100)
+
+
+def test_mazes_are_seen_from_above(tmp_path: Path) -> None:
+    task = get_task("antmaze/umaze")
+    path = saved_policy(task, tmp_path / "policy.npz")
+    short = film.maze_paths(path, "antmaze/umaze", episodes=1, seed=0)
+    assert short is not None and short.maze[0] == "#####" and len(short.paths) == 1
+    assert np.linalg.norm(short.paths[0][0]) < 0.3, "episodes start at the origin"
+    assert np.all(np.linalg.norm(short.goals - [0, 8], axis=1) < 2.2)
+    run_figures.maze_figure(short.maze, short.cell, short.paths, short.goals)
+    assert film.maze_paths(
+        saved_policy(get_task("pendulum"), tmp_path / "other.npz"), "pendulum", episodes=1
+    ) is None  # fmt: skip
+
+
+def test_the_report_holds_the_film(lamp: Task, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", environment="Lamp-v0", extra={"task": "lamp"}, rows=20)
+    saved_policy(lamp, run / "policy.npz")
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(run), "--out", str(tmp_path / "out")])
+    assert not end.value.code
+    text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "Seed 0 in Lamp-v0: 5 steps, return 5.0." in text and "data:image/gif;base64," in text
+    assert (tmp_path / "out" / "figures" / "film.gif").stat().st_size > 100

@@ -206,7 +206,7 @@ class Checkpoints:
         draft = target.with_name(f".{target.name}.partial")
         try:
             draft.mkdir(parents=True)
-            _orbax().save(draft / "arrays", arrays)
+            _orbax().save((draft / "arrays").absolute(), arrays)
             if self.metrics.exists():
                 runs.flush_to_disk(self.metrics)
             seal(
@@ -321,7 +321,7 @@ def _read(
         is_leaf=lambda node: isinstance(node, list),
     )
     try:
-        arrays = _orbax().restore(folder / "arrays", restore_args=plain)
+        arrays = _orbax().restore((folder / "arrays").absolute(), restore_args=plain)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise Damaged(" ".join(str(error).split())[:200]) from None
     return {"agent": {}, "experience": {}} | arrays

@@ -96,6 +96,8 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     with runs.locked(directory):
         assert records.read(directory).status == "running"
         (directory / "metrics.jsonl").unlink()
+        assert records.read(directory).status == "starting"
+        (directory / "world.json").unlink()
         assert records.read(directory).status == "fitting the world"
 
 
@@ -133,6 +135,16 @@ def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
         records.read(tmp_path)
     with pytest.raises(NeubayError, match="name run directories"):
         records.read_all([])
+
+
+def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
+    for seed in range(2):
+        make_run(tmp_path / "runs" / f"s{seed}", seed=seed, rows=10)
+    bandit = tmp_path / "runs" / "bandit"
+    bandit.mkdir()
+    (bandit / "run.json").write_text('{"kind": "bandit"}', encoding="utf-8")
+    both = records.read_all([tmp_path / "runs", tmp_path / "runs" / "s1"])
+    assert [run.name for run in both] == ["s0", "s1"]
 
 
 # ------------------------------------------------------------------------------------- curves
@@ -265,7 +277,9 @@ def test_the_score_table(many: list[records.RunRecord]) -> None:
     assert cells["neubay"].std == pytest.approx(np.sqrt(2))
     assert cells["neubay"].best and cells["neubay"].marked
     assert cells["neubay, N = 5"].marked and not cells["neubay, ζ = 0.9"].marked
-    assert cells["environment"].text == "Hopper-v4" and cells["data hash"].text == "572b72f9"
+    assert cells["environment"].text == "Hopper-v4" and cells["hash"].text == "572b72f9"
+    assert cells["data"].text == "d4rl:hopper_medium_replay"
+    assert cells["dataset"].text == "hopper-medium-replay-v2, D4RL locomotion"
     assert (cells["NEUBAY"].mean, cells["NEUBAY"].std) == (110.6, 0.7)
     assert not cells["NEUBAY"].marked, "published numbers are beside ours, not among them"
     assert grid.rows[1].cells[-3].text == "-", "nothing was published on data of one's own"

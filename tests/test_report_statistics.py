@@ -163,7 +163,11 @@ def test_the_papers_marks_follow_from_its_numbers(name: str) -> None:
 def test_the_share_of_marks_that_agree() -> None:
     main = [published.table(name) for name in published.benchmarks()]
     assert sum(map(paper.comparisons, main)) == 424
-    assert sum(len(paper.disagreements(table)) for table in main) == 16
+    differing = {
+        seeds: sum(len(paper.disagreements(table, seeds)) for table in main)
+        for seeds in range(3, 11)
+    }
+    assert differing[paper.SEEDS] == 16 == min(differing.values())
 
 
 # The paper's shading, typed from its pages: L, M, D for light, medium and dark degradation, in

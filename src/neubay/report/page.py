@@ -120,9 +120,9 @@ def _has(run: RunRecord, name: str) -> bool:
 
 
 def _status(run: RunRecord) -> str:
-    if run.status in ("finished", "fitting the world"):
-        return run.status
-    return f"{run.status}, {run.step / max(run.steps, 1):.0%}"
+    if run.status in ("running", "stopped"):
+        return f"{run.status}, {run.step / max(run.steps, 1):.0%}"
+    return run.status
 
 
 def _subtitle(run: RunRecord) -> str:

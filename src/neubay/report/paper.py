@@ -72,14 +72,14 @@ def grid(table: Table) -> Grid:
     return Grid(table.name, title, note, corner, headings, tuple(rows))
 
 
-def disagreements(table: Table) -> list[Disagreement]:
+def disagreements(table: Table, seeds: int = SEEDS) -> list[Disagreement]:
     """Where Welch's one-sided test from the printed means and deviations marks differently.
 
-    All methods are taken to have six seeds, and a deviation that is not printed to be none.
+    All methods are taken to have as many seeds, and a deviation that is not printed to be none.
     """
     found = []
     for row in table.rows:
-        samples = _samples(table, row)
+        samples = _samples(table, row, seeds)
         tested = not_worse(samples)
         for name in samples:
             cell = table[row, name]
@@ -117,10 +117,10 @@ def _shows_changes(table: Table) -> bool:
     return settings and table.unit == "normalised score"
 
 
-def _samples(table: Table, row: str) -> dict[str, Sample]:
+def _samples(table: Table, row: str, seeds: int = SEEDS) -> dict[str, Sample]:
     cells = {column.name: table[row, column.name] for column in table.columns}
     return {
-        name: Sample(cell.mean, cell.std, SEEDS)
+        name: Sample(cell.mean, cell.std, seeds)
         for name, cell in cells.items()
         if cell is not None and name != "data"
     }

@@ -21,7 +21,7 @@ POINTS = 20_000
 
 Curves = Mapping[str, Float[np.ndarray, " _"]]
 Settings = dict[str, Any]
-Status = Literal["finished", "running", "fitting the world", "stopped"]
+Status = Literal["finished", "running", "starting", "fitting the world", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,10 @@ class RunRecord:
             return "finished"
         if not self.at_work:
             return "stopped"
-        return "running" if self.step else "fitting the world"
+        if self.step:
+            return "running"
+        fitted = (self.directory / rundir.WORLD_FILE).is_file()
+        return "starting" if fitted else "fitting the world"
 
     @property
     def scored(self) -> bool:
@@ -179,14 +182,24 @@ def read(directory: Path) -> RunRecord:
     return record
 
 
-def read_all(directories: list[Path]) -> list[RunRecord]:
-    """Read several, each once, in the order given."""
-    if not directories:
+def read_all(places: list[Path]) -> list[RunRecord]:
+    """Read several run directories, and all in folders of them, each once, in the order given."""
+    if not places:
         raise NeubayError(
             "name run directories, such as runs/pendulum-neubay-seed0, or a table of the paper: "
             "--paper locomotion"
         )
+    directories = [directory for place in places for directory in _training_runs(place)]
     return [read(directory) for directory in dict.fromkeys(directories)]
+
+
+def _training_runs(place: Path) -> list[Path]:
+    """A run directory itself, or the training runs of a folder; what is neither is left to be
+    refused."""
+    if rundir.is_run(place) or not place.is_dir():
+        return [place]
+    found = [run for run in rundir.find(place) if run.about.get("kind", "train") == "train"]
+    return [run.directory for run in found] or [place]
 
 
 def _check_kind(directory: Path, about: dict[str, Any]) -> None:

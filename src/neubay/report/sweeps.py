@@ -30,11 +30,11 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
     shown = labels(datasets)
     published_too = any(_published_name(data.first) for data in datasets)
     headings = [Heading("the data"), *(Heading(label, "ours") for label in shown)]
-    headings += [Heading(name, "ours, measured in") for name in ("environment", "data hash")]
+    headings += [Heading(name, "ours come from") for name in ("environment", "data", "hash")]
     if published_too:
         headings += [
             Heading(name, "published, on its own data and environment")
-            for name in ("NEUBAY", "best method", "table")
+            for name in ("NEUBAY", "best method", "dataset")
         ]
     rows = []
     for data in datasets:
@@ -66,7 +66,9 @@ def _data_cell(data: Data) -> Cell:
 
 
 def _where_cells(run: RunRecord) -> list[Cell]:
-    return [Cell(run.environment or "none"), Cell(str(run.about["dataset"]["hash"])[:8])]
+    facts = run.about["dataset"]
+    source = str(facts.get("source", run.dataset)).rsplit("/", 1)[-1]
+    return [Cell(run.environment or "none"), Cell(source), Cell(str(facts["hash"])[:8])]
 
 
 def _published_cells(run: RunRecord) -> list[Cell]:
@@ -87,7 +89,7 @@ def _published_cells(run: RunRecord) -> list[Cell]:
     return [
         Cell() if method is None else Cell.of(Sample(method.mean, method.std, 6)),
         Cell() if best_cell is None else Cell(f"{best} {best_cell.mean:.1f}"),
-        Cell(table.title),
+        Cell(f"{name}, {table.title}"),
     ]
 
 
@@ -209,6 +211,10 @@ def _critic(settings: Settings) -> str:
     return f"{name}, ζ = {show(settings.get('rollout.zeta'))}"
 
 
+def _layernorm(settings: Settings) -> str:
+    return "with LayerNorm" if settings.get("world.layer_norm") else "without"
+
+
 PARAMETERS = (
     Parameter(
         "ensemble_size",
@@ -251,6 +257,13 @@ PARAMETERS = (
         "agent.heads",
         frozenset({"agent.target_heads", "rollout.zeta"}),
         _critic,
+    ),
+    Parameter(
+        "layernorm",
+        "LayerNorm in the world model",
+        "world.layer_norm",
+        frozenset(),
+        _layernorm,
     ),
 )
 

@@ -28,7 +28,7 @@ def transition_kinds(tape: Tape) -> Kinds:
     return Kinds(real=valid & real, imagined=valid & ~real)
 
 
-def mixture_weights(kinds: Kinds, kappa: float) -> Float[Array, " rows"]:
+def mixture_weights(kinds: Kinds, kappa: float | Float[Array, ""]) -> Float[Array, " rows"]:
     """Weights that make a sum over rows kappa * mean(real) + (1 - kappa) * mean(imagined).
 
     A kind of which the tape has no row contributes nothing.

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": FOUNDATION
     | {"tasks", "data", "world", "imagination", "experience", "algorithm", "policy", "runs"}
     | {"tracking", "checkpoints", "preflight", "rundir"},
+    "ablations": FOUNDATION | {"tasks", "published", "data", "world", "experiment"},
     "analysis": FOUNDATION | {"tasks", "data", "world", "runs"},
     "theory": {"errors"},
     "bandit": FOUNDATION

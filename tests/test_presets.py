@@ -168,6 +168,7 @@ for _name in SETTINGS:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # of seven settings, on a machine that is busy with other things
 @pytest.mark.parametrize("names", STRUCTURES.values(), ids=lambda names: names[0])
 def test_twenty_gradient_steps_at_the_published_size(names: list[str]) -> None:
     """All 33 datasets: sizes, tape, clipping, entropy and all other settings as published, on data

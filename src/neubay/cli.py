@@ -22,6 +22,7 @@ from neubay.errors import NeubayError
 # The words of a command -> the function behind it, and one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "world, agent and evaluation in one call"),
+    "ablate": ("ablate:ablate", "the paper's ablations as runs, and as tables of its form"),
     "report": ("report:report", "one page of runs, with figures and tables; the paper's tables"),
     "watch": ("report:watch", "the page of a run on this machine, as the run goes on"),
     "bench": ("bench:bench", "each stage against the machine's own matmul rate"),

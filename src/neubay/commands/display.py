@@ -25,7 +25,7 @@ from neubay.tracking import Row, Tracker
 class Display:
     """Shows the newest rows; a tracker like any other, so that it cannot change a number."""
 
-    def __init__(self, steps: int, data_return: float, data_score: float | None) -> None:
+    def __init__(self, steps: int, data_return: str) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -33,7 +33,7 @@ class Display:
             TimeRemainingColumn(),
         )
         self.bar = self.progress.add_task("agent", total=steps)
-        self.data = f"{data_return:.1f}" + _score(data_score)
+        self.data = data_return
         self.train: Row = {}
         self.evaluation: Row = {}
         self.live: Live | None = None

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from neubay.config import (
     VARIANTS,
     Preset,
+    Section,
     TrainConfig,
     WorldConfig,
     preset,
@@ -137,3 +138,17 @@ def _glimpse(settings: type[Settings], arguments: list[str]) -> Settings:
     if others and not others[0].startswith("-"):
         found["dataset"] = others[0]
     return settings(**found)
+
+
+def as_flags(config: Section, defaults: Section, prefix: str = "--") -> list[str]:
+    """The flags that make `config` of `defaults`."""
+    words: list[str] = []
+    for name, value in config:
+        before, flag = getattr(defaults, name), name.replace("_", "-")
+        if isinstance(value, Section):
+            words += as_flags(value, before, f"{prefix}{flag}.")
+        elif isinstance(value, bool) and value != before:
+            words.append(f"{prefix}{flag}" if value else f"{prefix}no-{flag}")
+        elif value != before:
+            words += [f"{prefix}{flag}", str(value)]
+    return words

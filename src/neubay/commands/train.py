@@ -1,9 +1,10 @@
 """`neubay train`: world, agent and evaluation in one call."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,11 @@ from neubay.commands.options import (
     train_defaults,
 )
 from neubay.config import TrainConfig
+
+if TYPE_CHECKING:
+    from neubay.data import Dataset
+    from neubay.experiment import Result
+    from neubay.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -47,22 +53,14 @@ def train(arguments: list[str]) -> int:
         "interrupted goes on where it was when the same command is given again.",
     )
     from neubay import data, experiment, rundir, tracking, world
-    from neubay.commands.display import Display, live_display, stopped, world_progress
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
     dataset = data.load(settings.dataset, settings.task)
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
-    data_score = dataset.task.score(dataset.returns)
-    display = Display(
-        config.agent.steps,
-        float(dataset.returns.mean()),
-        None if data_score is None else float(data_score.mean()),
-    )
     preset = settings.preset or default_preset()
     console.print(
-        f"[bold]{dataset.name}[/]: {len(dataset.returns):,} episodes, "
-        f"{len(dataset.world_rows):,} transitions; mean return {display.data}\n"
+        f"[bold]{dataset.name}[/]: {describe_data(dataset)}\n"
         f"preset {preset}, {settings.variant}, seed {config.seed}; "
         f"scored in {dataset.task.env_name or 'no environment: the posterior estimates instead'}\n"
         f"run directory {directory}"
@@ -80,26 +78,67 @@ def train(arguments: list[str]) -> int:
         "preset": preset,
         "variant": settings.variant,
     }
-    with (
-        stopped(console, command),
-        live_display(console, display) as shown,
-        world_progress(console, config.world) as progress,
-    ):
-        result = experiment.run(
-            dataset,
-            config,
-            directory,
-            fitted=fitted,
-            about=about,
-            trackers=(*trackers, shown),
-            world_progress=progress,
-            checkpoint_seconds=flags.checkpoint_seconds,
-            report=lambda text: console.print(text, markup=False, soft_wrap=True),
-        )
+    result = run_shown(
+        console,
+        dataset,
+        config,
+        directory,
+        again=command,
+        fitted=fitted,
+        about=about,
+        trackers=trackers,
+        checkpoint_seconds=flags.checkpoint_seconds,
+    )
     if finished:
         console.print("[bold]finished before[/]: nothing was trained, this is its result")
     _summary(console, result.summary, directory)
     return 0
+
+
+def describe_data(dataset: "Dataset") -> str:
+    """Size and mean return."""
+    return (
+        f"{len(dataset.returns):,} episodes, {len(dataset.world_rows):,} transitions; "
+        f"mean return {_data_return(dataset)}"
+    )
+
+
+def _data_return(dataset: "Dataset") -> str:
+    score = dataset.task.score(dataset.returns)
+    return f"{dataset.returns.mean():.1f}" + (
+        "" if score is None else f" (score {score.mean():.1f})"
+    )
+
+
+def run_shown(
+    console: Console,
+    dataset: "Dataset",
+    config: TrainConfig,
+    directory: Path,
+    *,
+    again: str,
+    trackers: Sequence["Tracker"] = (),
+    **options: Any,
+) -> "Result":
+    """`experiment.run` with its progress on the console; `again` is the command to go on with."""
+    from neubay import experiment
+    from neubay.commands.display import Display, live_display, stopped, world_progress
+
+    display = Display(config.agent.steps, _data_return(dataset))
+    with (
+        stopped(console, again),
+        live_display(console, display) as shown,
+        world_progress(console, config.world) as progress,
+    ):
+        return experiment.run(
+            dataset,
+            config,
+            directory,
+            trackers=(*trackers, shown),
+            world_progress=progress,
+            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+            **options,
+        )
 
 
 def _summary(console: Console, summary: dict[str, Any], directory: Path) -> None:

@@ -4,8 +4,8 @@
 keep it as a directory. Imagination needs `World.step`, its truncation `FittedWorld.threshold`.
 """
 
-from neubay.world.fitted import EpochRecord, FittedWorld, load, save
-from neubay.world.fitting import Progress, fit, uncertainty_over
+from neubay.world.fitted import EpochRecord, FittedWorld, is_whole, load, save
+from neubay.world.fitting import Progress, best_of, fit, uncertainty_over
 from neubay.world.model import Gaussian, Member, Scaler, World, WorldStep, quantify
 from neubay.world.transitions import Batch, Transitions, gather, split_rows
 
@@ -20,8 +20,10 @@ __all__ = [
     "Transitions",
     "World",
     "WorldStep",
+    "best_of",
     "fit",
     "gather",
+    "is_whole",
     "load",
     "quantify",
     "save",

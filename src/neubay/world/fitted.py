@@ -126,6 +126,11 @@ def save(fitted: FittedWorld, directory: Path) -> None:
     runs.atomic_write_json(directory / WORLD_FILE, about)
 
 
+def is_whole(directory: Path) -> bool:
+    """A finished world is there."""
+    return (directory / WORLD_FILE).exists()
+
+
 def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
     """Read a world directory; with a dataset, check that the world was trained on it."""
     path = directory / WORLD_FILE

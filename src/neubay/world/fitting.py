@@ -145,6 +145,22 @@ def _fit(
     )
 
 
+def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
+    """The world of the best few members of a fitted one: what a fit of the same pool that keeps
+    so many would give. `dataset` is the one it was fitted on."""
+    if members > fitted.world.size:
+        raise WorldError(f"{members} members are asked of a world that kept {fitted.world.size}")
+    best = jax.tree.map(lambda leaf: leaf[:members], fitted.world.members)
+    smaller = dataclasses.replace(fitted.world, members=best)
+    return dataclasses.replace(
+        fitted,
+        world=smaller,
+        kept=fitted.kept[:members],
+        data_uncertainty=uncertainty_over(smaller, dataset),
+        config=fitted.config.model_copy(update={"members": members}),
+    )
+
+
 def _checked_scaler(dataset: Dataset) -> Scaler:
     transitions = len(dataset.world_rows)
     if transitions < 2:

@@ -1,0 +1,140 @@
+"""`neubay ablate`: the paper's ablations as runs, and as tables of its form."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from neubay.commands.options import (
+    Settings,
+    TrainSettings,
+    Unprefixed,
+    as_flags,
+    default_preset,
+    parse,
+    train_defaults,
+)
+from neubay.commands.train import describe_data, run_shown
+from neubay.config import TrainConfig
+from neubay.errors import TrainingError
+
+if TYPE_CHECKING:
+    from neubay.ablations import Planned
+    from neubay.data import Dataset
+
+Over = Literal["zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm"]
+
+
+@dataclass(frozen=True)
+class AblateFlags:
+    settings: Annotated[Settings, Unprefixed]
+    values: Annotated[TrainConfig, Unprefixed]
+    over: Over = tyro.MISSING
+    """What is varied: the truncation threshold zeta, the posterior's size N, a penalty lambda,
+    fixed horizons, the agent's memory, its critic, or the world's LayerNorm."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of every arm; by default the one of --seed."""
+    out: Path | None = None
+    """Folder of the runs, which other ablations of the data may share; by default
+    ablations/DATASET."""
+    dry_run: bool = False
+    """Print the command of each run, and do nothing."""
+
+
+def ablate(arguments: list[str]) -> int:
+    """Parse, lay out, run what is not finished, report."""
+    flags: AblateFlags = parse(
+        AblateFlags,
+        Settings,
+        _defaults,
+        arguments,
+        prog="neubay ablate",
+        description="The paper's ablations on a dataset: a run per value and seed, one after the "
+        "other, and a table in the paper's form. The same command goes on where it was "
+        "interrupted; what is finished is not run again.",
+    )
+    from neubay import ablations, data
+
+    settings = flags.settings
+    dataset = data.load(settings.dataset, settings.task)
+    folder = flags.out or Path("ablations") / dataset.name
+    seeds = flags.seeds or (flags.values.seed,)
+    planned = ablations.plan(flags.over, flags.values, dataset.task, seeds, folder)
+    if flags.dry_run:
+        for run in planned:
+            print(_command(settings, run))
+        return 0
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{dataset.name}[/]: {describe_data(dataset)}\n"
+        f"preset {settings.preset or default_preset()}, over {flags.over}: "
+        f"{len(planned)} runs in {folder}"
+    )
+    again = shlex.join(["neubay", "ablate", *arguments])
+    failed = _train(console, dataset, settings, planned, again)
+    _report(flags.over, folder, planned)
+    return 1 if failed else 0
+
+
+def _defaults(settings: Settings) -> TrainConfig:
+    return train_defaults(TrainSettings(**vars(settings)))
+
+
+def _command(settings: Settings, run: "Planned") -> str:
+    """The `neubay train` that is this run."""
+    words = ["neubay", "train", settings.dataset, "--preset", settings.preset or default_preset()]
+    if settings.task is not None:
+        words += ["--task", settings.task]
+    if settings.config is not None:
+        words += ["--config", str(settings.config)]
+    words += as_flags(run.config, _defaults(settings))
+    return shlex.join([*words, "--out", str(run.directory)])
+
+
+def _train(
+    console: Console,
+    dataset: "Dataset",
+    settings: Settings,
+    planned: "Sequence[Planned]",
+    again: str,
+) -> int:
+    """Run what is not finished; how many runs diverged."""
+    from neubay import ablations, rundir
+
+    failed = 0
+    main = {run.seed: run.config for run in planned if run.arm.name == ablations.MAIN}
+    for number, run in enumerate(planned, start=1):
+        finished = rundir.is_finished(run.directory)
+        console.print(
+            f"[bold]{number} of {len(planned)}: {run.arm.name}[/], seed {run.seed}"
+            + (", finished before" if finished else "")
+        )
+        if not finished:
+            ablations.share_pool(dataset, main[run.seed], run.config)
+        about: dict[str, Any] = {
+            "command": _command(settings, run),
+            "preset": settings.preset or default_preset(),
+            "variant": "neubay",
+        }
+        try:
+            run_shown(console, dataset, run.config, run.directory, again=again, about=about)
+        except TrainingError as error:
+            failed += 1
+            console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)
+    return failed
+
+
+def _report(over: Over, folder: Path, planned: "Sequence[Planned]") -> None:
+    from neubay.report import page, records, tables
+
+    shown = page.many_runs(records.read_all([run.directory for run in planned]))
+    paths = shown.save(folder / "report" / over)
+    wanted = [grid for grid in shown.grids if grid.name.startswith("sensitivity_")]
+    for grid in wanted or shown.grids[:1]:
+        print(tables.markdown(grid))
+    print(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)

@@ -195,6 +195,15 @@ def test_overestimation_is_said_with_the_papers_advice(tmp_path: Path) -> None:
     assert "Worse than the data by 11.1" in [each.title for each in first]
 
 
+def test_early_on_nothing_is_advised(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", promised=600.0, rows=200)
+    (directory / "summary.json").unlink()
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(lines[:30]), encoding="utf-8")
+    kinds = {each.title: each.kind for each in findings(records.read(directory))}
+    assert kinds["Values are above what is paid, as they are early on"] == "fact"
+
+
 def test_the_critics_view_of_the_same_episodes_goes_before_the_data(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", promised=600.0)
     text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
@@ -324,6 +333,15 @@ def test_unfinished_and_single_runs_are_not_tested(tmp_path: Path) -> None:
     cells = grid.rows[0].cells[1:3]
     assert [cell.n for cell in cells] == [1, 1] and not any(cell.marked for cell in cells)
     assert "1 unfinished runs are left out" in grid.note
+
+
+def test_a_run_that_has_just_begun_does_not_speak_for_the_others(tmp_path: Path) -> None:
+    begun = make_run(tmp_path / "a", seed=0, finished=False, rows=10)
+    (begun / "metrics.jsonl").unlink()
+    both = records.read_all([begun, make_run(tmp_path / "b", seed=1, rows=20)])
+    (data,) = arrange(both)
+    assert data.first.name == "b" and data.first.scored
+    check_page(page.many_runs(both).html)
 
 
 # -------------------------------------------------------------------------------------- pages

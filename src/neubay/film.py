@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import mujoco
 import numpy as np
 from jaxtyping import Float, UInt8
 
@@ -54,6 +55,7 @@ def record(policy_file: Path, task_name: str, seed: int = 0) -> Episode:
     """Play one episode with the saved policy and take pictures of it."""
     policy, task = _actor(policy_file, task_name)
     with _renderer(), contextlib.closing(_make(task, render_mode="rgb_array")) as env:
+        _follow(env)
         frames: list[Any] = []
         total, steps, stride = 0.0, 0, 1
         for number, reward in enumerate(_rewards(env, policy, task, seed)):
@@ -114,6 +116,14 @@ def _make(task: Task, **options: Any) -> Any:
         return task.make_env(**options)
     except TypeError:  # an environment of one's own that knows no rendering
         raise FilmError(f"{task.env_name} does not render, so there is nothing to show.") from None
+
+
+def _follow(env: Any) -> None:
+    """Let the model's own tracking camera film, where it has one: Gymnasium's stays behind."""
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None:
+        kind = mujoco.mjtObj.mjOBJ_CAMERA
+        renderer.camera_id = mujoco.mj_name2id(renderer.model, kind, "track")  # -1: there is none
 
 
 def _frame(env: Any, task: Task) -> UInt8[np.ndarray, "height width 3"]:

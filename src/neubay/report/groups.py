@@ -73,10 +73,16 @@ class Data:
 
     @property
     def first(self) -> RunRecord:
-        return self.runs[0]
+        """The run that speaks for all: one that has been evaluated, if there is any."""
+        return spokesman(self.runs)
 
     def group(self, label: str) -> Group | None:
         return next((group for group in self.groups if group.label == label), None)
+
+
+def spokesman(runs: Sequence[RunRecord]) -> RunRecord:
+    """The first run that knows most of what all share: its measure, and the data's own result."""
+    return max(runs, key=lambda run: (run.result is not None, run.data_result is not None))
 
 
 def arrange(runs: Sequence[RunRecord]) -> list[Data]:

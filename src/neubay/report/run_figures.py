@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from neubay.report.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades
+from neubay.report.groups import spokesman
 from neubay.report.records import Curves, RunRecord
 
 PALETTE = [COLOURS[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky")]
@@ -197,9 +198,9 @@ def curves_figure(panels: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> Fi
         grid = figure.subplots(down, across, squeeze=False).ravel()
         labels = list(dict.fromkeys(label for groups in panels.values() for label in groups))
         for axes, (dataset, groups) in zip(grid, panels.items(), strict=False):
+            first = spokesman([run for runs in groups.values() for run in runs])
             for label, runs in groups.items():
-                _seeds_line(axes, runs, runs[0].measure, _colour(labels, label), label)
-            first = next(iter(groups.values()))[0]
+                _seeds_line(axes, runs, first.measure, _colour(labels, label), label)
             _data_line(axes, first)
             axes.set_title(dataset, parse_math=False)
             _finish(axes, max(run.steps for runs in groups.values() for run in runs), first.unit)
@@ -213,19 +214,20 @@ def overview_figure(groups: Mapping[str, Sequence[RunRecord]]) -> Figure:
     """The paper's figure of what matters: score, Q on the data and horizons, a line per group."""
     labels = list(groups)
     everyone = [run for runs in groups.values() for run in runs]
+    first = spokesman(everyone)
     with style.context(STYLE):
         figure = Figure(figsize=(_WIDE, 3.5))
         score, value, horizon = figure.subplots(1, 3)
         for label, runs in groups.items():
             colour = _colour(labels, label)
-            _seeds_line(score, runs, runs[0].measure, colour, label)
+            _seeds_line(score, runs, first.measure, colour, label)
             _seeds_line(value, runs, "q_data", colour, "")
             _seeds_line(value, runs, "discounted_mean", colour, "", linestyle=(0, (1.5, 1.5)))
             _seeds_horizons(horizon, runs, colour)
-        _data_line(score, everyone[0])
+        _data_line(score, first)
         steps = max(run.steps for run in everyone)
         for axes, title in (
-            (score, "Score" if everyone[0].scored else "Return"),
+            (score, "Score" if first.scored else "Return"),
             (value, "Q on the data (dotted: paid)"),
             (horizon, "Horizon: median, quartiles"),
         ):
@@ -260,7 +262,7 @@ def shared_steps(
     runs: Sequence[RunRecord], name: str
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "seeds n"]]:
     """A column of several runs on common steps: those that every run has reached."""
-    source = "evaluations" if name in runs[0].evaluations else "train"
+    source = "evaluations" if any(name in run.evaluations for run in runs) else "train"
     columns = [envelope(getattr(run, source), name) for run in runs]
     columns = [curve for curve in columns if len(curve.step)]
     if not columns:
@@ -406,5 +408,7 @@ def _shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         shown |= dict(zip(labels, handles, strict=True))
-    columns = max(1, min(len(shown), 5))
+    longest = max((len(label) for label in shown), default=1)
+    room = 16 * figure.get_figwidth() / (longest + 6)  # in letters of an inch
+    columns = max(1, min(len(shown), 5, int(room)))
     figure.legend(shown.values(), shown.keys(), loc="outside lower left", ncols=columns)

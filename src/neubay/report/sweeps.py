@@ -27,7 +27,8 @@ Interval = tuple[float, float, float]
 
 def score_grid(datasets: Sequence[Data]) -> Grid:
     """A row per dataset: ours per group, and in columns of their own what was published."""
-    shown = labels(datasets)
+    known = {g.label for data in datasets for g in data.groups if g.sample is not None}
+    shown = [label for label in labels(datasets) if label in known] or labels(datasets)
     published_too = any(_published_name(data.first) for data in datasets)
     headings = [Heading("the data"), *(Heading(label, "ours") for label in shown)]
     headings += [Heading(name, "ours come from") for name in ("environment", "data", "hash")]

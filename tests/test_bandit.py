@@ -1,6 +1,10 @@
 """The bandit of Section 3: its data, its world without dynamics, its play, and its records."""
 
 import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neubay import bandit, evaluation, imagination, theory
+from neubay import bandit, evaluation, imagination, rundir, runs, theory
 from neubay.bandit import TEST_P1
 from neubay.cli import main
 from neubay.config import updated
@@ -242,6 +246,36 @@ def test_the_summary_has_uncertainty_per_arm_and_return_per_lambda_and_p1(
     assert (directory / "lambda-0" / "policy.npz").exists()
     with pytest.raises(RunError, match="its penalties is"):
         bandit.run("paper", 1, directory, overrides=SMALL)
+
+
+@pytest.mark.faults("bandit stopped, and killed before its agent began")
+def test_a_bandit_goes_on(
+    summary: tuple[dict, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tally: Callable[[int, str], None],
+) -> None:
+    def play() -> dict:
+        played = bandit.run("paper", 1, tmp_path / "run", penalties=(0.0,), overrides=SMALL)
+        return {name: value for name, value in played.items() if name != "seconds"}
+
+    def stopping(*arguments: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return imagine(*arguments, **named)
+
+    imagine = imagination.imagine
+    whole = {name: value for name, value in summary[0].items() if name != "seconds"}
+    monkeypatch.setattr(imagination, "imagine", stopping)
+    with pytest.raises(runs.Stopped):
+        play()
+    monkeypatch.undo()
+    assert rundir.look(tmp_path / "run" / "lambda-0").state == "unfinished"
+    assert play() == whole
+    shutil.rmtree(tmp_path / "run" / "lambda-0")
+    (tmp_path / "run" / "summary.json").unlink()
+    assert play() == whole
+    assert play() == whole  # finished: read
+    tally(2, "what was finished is read, what was not goes on; the same numbers")
 
 
 def test_curves_give_every_bandit_its_own_episodes(tmp_path: Path) -> None:

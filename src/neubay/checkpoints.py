@@ -88,12 +88,16 @@ class Damaged(Exception):
     """A checkpoint is not what was written."""
 
 
+Described = dict[str, dict[str, list[Any]]]
+"""Arrays by part and name: dtype and shape of each."""
+
+
 class _Note(NamedTuple):
     """What checkpoint.json says."""
 
     position: dict[str, Any]
     metrics_bytes: int
-    arrays: dict[str, dict[str, tuple[str, list[int]]]]
+    arrays: Described
 
 
 class Checkpoints:
@@ -103,7 +107,7 @@ class Checkpoints:
         directory: the run directory, held by this process.
         metrics: the file of rows that goes with the training: going on from a moment cuts it back
             to what the moment knew.
-        every: seconds between two checkpoints, at least.
+        every: seconds between two checkpoints, at least; with 0 there is one at every pause.
         signalled: tells whether the process was asked to stop, as `runs.deferred_signals` gives it.
         report: told, in a sentence, what a user should know.
     """
@@ -178,7 +182,7 @@ class Checkpoints:
             with at.clock("checkpoints"):
                 self._keep(state, {} if ended else experience.state_dict(), at)
             now = time.monotonic()
-            self._next = now + max(self.every, (now - begun) / SHARE)
+            self._next = now + (max(self.every, (now - begun) / SHARE) if self.every else 0.0)
         if stop and not ended:
             raise runs.Stopped(stop)
 
@@ -189,6 +193,7 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Nothing will be gone on with: the last moment is enough."""
+        self._tidy()
         self._prune(1)
 
     def _prune(self, kept: int) -> None:
@@ -217,7 +222,7 @@ class Checkpoints:
                     "metrics_bytes": self.metrics.stat().st_size if self.metrics.exists() else 0,
                     "arrays": {
                         part: {
-                            name: (str(array.dtype), list(array.shape))
+                            name: [str(array.dtype), list(array.shape)]
                             for name, array in of_part.items()
                         }
                         for part, of_part in arrays.items()
@@ -309,9 +314,7 @@ def _orbax() -> Any:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def _read(
-    folder: Path, wanted: dict[str, dict[str, tuple[str, list[int]]]]
-) -> dict[str, dict[str, np.ndarray]]:
+def _read(folder: Path, wanted: Described) -> dict[str, dict[str, np.ndarray]]:
     """The arrays of a checkpoint whose files are intact."""
     import orbax.checkpoint as ocp
 

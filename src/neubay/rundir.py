@@ -64,9 +64,13 @@ def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _refuse_foreign(directory: Path) -> None:
     """Refuse a folder with something in it that is not a run."""
-    if not directory.exists() or (directory / RUN_FILE).exists():
+    if not os.path.lexists(directory) or is_run(directory):
         return
-    if not directory.is_dir() or any(not _is_litter(path) for path in directory.iterdir()):
+    try:
+        foreign = any(not _is_litter(path) for path in directory.iterdir())
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be read: {error.strerror}") from None
+    if foreign:
         raise RunError(
             f"{directory} exists, is not empty and is not a run: nothing in it is overwritten; "
             "choose another --out, or remove it"
@@ -95,7 +99,7 @@ def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
 
 def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
     """Refuse to go on with another run, and say how it differs."""
-    old, new = {"kind": "train"} | _flat(begun), {"kind": "train"} | _flat(asked)
+    old, new = {"kind": "train"} | flat(begun), {"kind": "train"} | flat(asked)
     for name in sorted(old.keys() | new.keys()):
         if not name.startswith(_IDENTITY) or old.get(name) == new.get(name):
             continue
@@ -111,20 +115,20 @@ def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any
         )
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} as {"a.b": 1}."""
-    flat: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
+            leaves |= flat(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return flat
+            leaves[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return leaves
 
 
 def is_finished(directory: Path) -> bool:
     """The run has its result."""
-    return (directory / SUMMARY_FILE).exists()
+    return os.path.isfile(directory / SUMMARY_FILE)
 
 
 def moments(checkpoints: Path) -> list[Path]:
@@ -192,7 +196,7 @@ def find(folder: Path) -> list[Run]:
 
 def is_run(directory: Path) -> bool:
     """There is a run.json."""
-    return (directory / RUN_FILE).is_file()
+    return os.path.isfile(directory / RUN_FILE)
 
 
 def remove(directory: Path) -> None:

@@ -23,10 +23,10 @@ from types import FrameType
 from typing import IO, Any
 
 import numpy as np
-from jaxtyping import PyTree
 
 from neubay.errors import RunError
 
+Tree = Any  # a pytree; jaxtyping's name for it would import JAX
 Report = Callable[[str], None]
 """Is told in a sentence what a user should know."""
 
@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def save_arrays(path: Path, tree: PyTree, about: dict[str, Any]) -> None:
+def save_arrays(path: Path, tree: Tree, about: dict[str, Any]) -> None:
     """Write the array leaves of `tree`, named by their place in it, and a JSON note, atomically."""
     arrays = {f"tree{name}": np.asarray(leaf) for name, leaf in _named_leaves(tree)}
     note = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
@@ -88,7 +88,7 @@ def save_arrays(path: Path, tree: PyTree, about: dict[str, Any]) -> None:
         np.savez(file, allow_pickle=False, about=note, **arrays)
 
 
-def load_arrays(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def load_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     """Read what `save_arrays` wrote into the structure of `like`, whose leaves have a shape and a
     dtype; a leaf that is missing, left over or of another shape or dtype is an error."""
     wanted = {f"tree{name}": leaf for name, leaf in _named_leaves(like)}
@@ -134,7 +134,7 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: not a readable array file ({reason}); it is damaged") from None
 
 
-def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
     import jax
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -150,7 +150,7 @@ def file_hash(path: Path) -> str:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def tree_hash(tree: PyTree) -> str:
+def tree_hash(tree: Tree) -> str:
     """Hash of the arrays of a pytree, their places, shapes and dtypes."""
     digest = hashlib.sha256()
     for name, leaf in _named_leaves(tree):

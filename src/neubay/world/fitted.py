@@ -170,7 +170,8 @@ def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
     sizes = (data["state_size"], data["action_size"])
     blank = jax.eval_shape(lambda: _blank_world(*sizes, data["reward_only"], config))
     world, _ = runs.load_arrays(directory / MEMBERS_FILE, blank)
-    uncertainty = np.load(directory / UNCERTAINTY_FILE, allow_pickle=False)
+    with (directory / UNCERTAINTY_FILE).open("rb") as file:
+        uncertainty = np.lib.format.read_array(file, allow_pickle=False)
     if uncertainty.shape != (data["transitions"],) or uncertainty.dtype != np.float32:
         raise WorldError(
             f"{directory / UNCERTAINTY_FILE}: {uncertainty.dtype}{list(uncertainty.shape)}, "

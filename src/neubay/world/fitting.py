@@ -1,6 +1,7 @@
 """From a dataset to a world: epochs of the pool until it stops improving, and the best of it."""
 
 import dataclasses
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -91,11 +92,11 @@ def fit(
     wanted = identity(dataset.hash, config, seed)
     if directory is None:
         return _fit(dataset, config, seed, None, show)
-    if (directory / WORLD_FILE).exists():
+    if os.path.isfile(directory / WORLD_FILE):
         return _found(directory, wanted)
     try:
         with runs.locked(directory, waiting=report):
-            if (directory / WORLD_FILE).exists():  # by the process that was waited for
+            if os.path.isfile(directory / WORLD_FILE):  # by the process that was waited for
                 return _found(directory, wanted)
             checkpoint = Checkpoint(directory / CHECKPOINT_FILE, wanted, report)
             fitted = _fit(dataset, config, seed, checkpoint, show)

@@ -1,0 +1,145 @@
+"""`neubay runs`: the runs in a folder, one of them in full, and removing some."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from neubay import rundir
+from neubay.errors import RunError
+from neubay.rundir import Run
+from neubay.runs import read_json
+
+# Nothing here may import JAX: looking at hundreds of runs takes less time than that.
+
+Directories = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
+_COLOURS = {"finished": "green", "running": "cyan", "unfinished": "yellow", "damaged": "red"}
+
+
+def list_runs(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
+    """List the runs in a folder: their state, how far they are, and what they reached.
+
+    Args:
+        folder: Where the runs are.
+    """
+    console, found = Console(highlight=False), rundir.find(folder)
+    if not found:
+        console.print(f"{folder}: no runs", markup=False)
+        return
+    table = Table("run", "state", "data", "variant", "seed", "steps", "return", "score", box=None)
+    for run in found:
+        table.add_row(*_row(run))
+    console.print(table)
+
+
+def _row(run: Run) -> list[str]:
+    config, summary = run.about.get("config", {}), run.summary
+    agent = config.get("agent", {})
+    steps = f"{run.step:,}" if "steps" not in agent else f"{run.step:,} of {agent['steps']:,}"
+    if run.state == "finished":
+        steps = f"{summary.get('steps', run.step):,}"
+    return [
+        escape(run.directory.name),
+        f"[{_COLOURS[run.state]}]{run.state}[/]",
+        escape(str(run.about.get("dataset", {}).get("name", run.about.get("kind", "")))),
+        escape(str(run.about.get("variant", ""))),
+        str(config.get("seed", "")),
+        steps,
+        _number(summary.get("return_mean")),
+        _number(summary.get("score")),
+    ]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, int | float) else ""
+
+
+def show(directory: tyro.conf.Positional[Path]) -> None:
+    """Show what is known of a run: what was asked, of which data, how far it is, what it reached.
+
+    Args:
+        directory: The run directory.
+    """
+    if not rundir.is_run(directory):
+        raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
+    console, run = Console(highlight=False), rundir.look(directory)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    for name, text in _lines(run).items():
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def _lines(run: Run) -> dict[str, str]:
+    about, summary = run.about, run.summary
+    data, directory = about.get("dataset", {}), run.directory
+    lines = {
+        "run": f"{directory} (layout {about.get('layout')}, {rundir.size(directory) / 1e6:.1f} MB)",
+        "state": " ".join(
+            filter(None, [run.state, run.problem, run.holder and f"by {run.holder}"])
+        ),
+        "command": about.get("command", ""),
+    }
+    if data:
+        lines["data"] = (
+            f"{data['name']}, {data['episodes']:,} episodes, {data['transitions']:,} transitions, "
+            f"hash {data['hash']}, from {data['source']}"
+        )
+        lines["task"] = f"{about.get('task')}, scored in {about.get('environment') or 'nothing'}"
+    lines["settings"] = ", ".join(
+        f"{k} {v}" for k, v in rundir.flat(about.get("config", {})).items()
+    )
+    lines["versions"] = ", ".join(f"{k} {v}" for k, v in about.get("provenance", {}).items())
+    world = directory / rundir.WORLD_FILE
+    if world.exists():
+        reference = read_json(world)
+        lines["world"] = (
+            f"{reference['hash']}, in {reference['directory'] or 'a folder of its own'}"
+        )
+    kept = [path.name for path in rundir.moments(directory / rundir.CHECKPOINTS)]
+    best = [path.name for path in (directory / rundir.CHECKPOINTS).glob("best-*")]
+    if kept or best:
+        lines["checkpoints"] = ", ".join(kept + best)
+    plain = {k: v for k, v in rundir.flat(summary).items() if not isinstance(v, list)}
+    if plain:
+        lines["result"] = ", ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()
+        )
+    elif run.state == "unfinished":
+        lines["to go on"] = about.get("command", "give the command again that began it")
+    return {name: text for name, text in lines.items() if text}
+
+
+def remove(directories: Directories, *, yes: tyro.conf.FlagCreatePairsOff[bool] = False) -> int:
+    """Remove runs, after asking.
+
+    Args:
+        directories: The run directories.
+        yes: Do not ask.
+    """
+    console = Console(highlight=False)
+    if not directories:
+        raise RunError("nothing to remove: name a run directory or more")
+    for directory in directories:  # all of them are checked before the first is removed
+        if directory.is_symlink() or not rundir.is_run(directory):
+            raise RunError(f"{directory}: not a run directory; nothing was removed")
+    for directory in directories:
+        run = rundir.look(directory)
+        what = f"{directory} ({run.state}, {rundir.size(directory) / 1e6:.1f} MB)"
+        if not yes and not _agreed(console, what):
+            console.print("kept", markup=False)
+            continue
+        rundir.remove(directory)
+        console.print(f"removed {directory}", markup=False)
+    return 0
+
+
+def _agreed(console: Console, what: str) -> bool:
+    """Ask; no answer is a no."""
+    try:
+        return console.input(f"remove {what}? [y/N] ", markup=False).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

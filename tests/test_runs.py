@@ -1,0 +1,140 @@
+"""`neubay runs list | show | rm`, and the locks and files below them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neubay import cli, rundir, runs
+from neubay.errors import RunError
+
+ABOUT = {
+    "layout": rundir.LAYOUT,
+    "command": "neubay train pendulum --seed 4",
+    "variant": "neubay",
+    "config": {"seed": 4, "agent": {"steps": 1000}},
+    "dataset": {
+        "name": "pendulum",
+        "source": "builtin:pendulum",
+        "hash": "0" * 32,
+        "episodes": 2,
+        "transitions": 400,
+    },
+    "task": "pendulum",
+    "environment": "Pendulum-v1",
+    "provenance": {"neubay": "0.1.0"},
+}
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as finished:
+            cli.main(["runs", *arguments])
+        printed = capsys.readouterr()
+        assert isinstance(finished.value.code, int)
+        return finished.value.code, " ".join((printed.out + printed.err).split())
+
+    return command
+
+
+def make(directory: Path, *, summary: dict | None = None, step: int | None = None) -> Path:
+    runs.atomic_write_json(directory / "run.json", ABOUT)
+    if summary is not None:
+        runs.atomic_write_json(directory / "summary.json", summary)
+    if step is not None:
+        (directory / "checkpoints" / f"{step:09d}-0000002").mkdir(parents=True)
+    return directory
+
+
+def test_the_list_tells_states_apart(tmp_path: Path, run: Run) -> None:
+    make(tmp_path / "done", summary={"steps": 1000, "return_mean": -150.25, "score": 93.4})
+    make(tmp_path / "left", step=450)
+    (make(tmp_path / "broken") / "run.json").write_text("{")
+    (tmp_path / "no-run").mkdir()
+    with runs.locked(make(tmp_path / "busy")):
+        code, printed = run("list", str(tmp_path))
+    assert code == 0
+    assert "done finished pendulum neubay 4 1,000 -150.2 93.4" in printed
+    assert "left unfinished pendulum neubay 4 450 of 1,000" in printed
+    assert "busy running" in printed and "broken damaged" in printed
+    assert "no-run" not in printed
+    assert run("list", str(tmp_path / "no-run"))[1].endswith("no runs")
+    assert run("list", str(tmp_path / "absent"))[0] == 2
+
+
+def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(tmp_path: Path) -> None:
+    for number in range(200):
+        finished = {"steps": 1000, "return_mean": -1.0} if number % 2 else None
+        make(tmp_path / f"run-{number}", summary=finished, step=number)
+    begun = time.process_time()
+    found = rundir.find(tmp_path)
+    assert time.process_time() - begun < 1 and len(found) == 200
+    code = (
+        "import sys, neubay.commands.runs as runs; from pathlib import Path\n"
+        "runs.list_runs(Path(sys.argv[1])); assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+
+
+def test_a_run_is_shown(tmp_path: Path, run: Run) -> None:
+    directory = make(tmp_path / "left", step=450)
+    _, printed = run("show", str(directory))
+    for part in ("unfinished", "hash 0000", "agent.steps 1000", "to go on", ABOUT["command"]):
+        assert part in printed
+    make(directory, summary={"steps": 1000, "return_mean": -150.25, "horizon": {"p50": 12.0}})
+    _, printed = run("show", str(directory))
+    assert "return_mean -150.2" in printed and "horizon.p50 12" in printed
+    code, printed = run("show", str(tmp_path))
+    assert code == 2 and "not a run directory" in printed
+
+
+def test_removal_asks_and_removes_runs_only(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, gone = make(tmp_path / "keep"), make(tmp_path / "gone", step=3)
+    for answer in ("n", ""):
+        monkeypatch.setattr("builtins.input", lambda *_, answer=answer: answer)
+        assert "kept" in run("rm", str(keep))[1]
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    assert "removed" in run("rm", str(gone))[1]
+    assert keep.exists() and not gone.exists()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "link").symlink_to(keep)
+    for other in ("thesis", "link", "absent"):
+        code, printed = run("rm", str(keep), str(tmp_path / other), "--yes")
+        assert code == 2 and "nothing was removed" in printed
+    with runs.locked(keep):
+        assert "in use by process" in run("rm", str(keep), "--yes")[1]
+    assert keep.exists()
+    assert run("rm", str(keep), "--yes")[0] == 0 and not keep.exists()
+
+
+def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), runs.locked(tmp_path):
+        assert runs.lock_holder(tmp_path) == runs.lock_holder(tmp_path) != None  # noqa: E711
+        with (
+            pytest.raises(RunError, match=f"in use by process {os.getpid()}"),
+            runs.locked(tmp_path),
+        ):
+            pass
+        raise ZeroDivisionError
+    assert runs.lock_holder(tmp_path) is None
+    with runs.locked(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_provenance_names_versions_and_the_commit() -> None:
+    found = runs.provenance()
+    assert {"neubay", "jax", "jaxlib", "mujoco", "numpy", "python"} <= found.keys()
+    if (Path(__file__).parents[1] / ".git").exists():
+        assert len(found["commit"].removesuffix("-dirty")) == 40

@@ -58,10 +58,8 @@ def tally(request: pytest.FixtureRequest) -> Callable[[int, str], None]:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     page = session.config.getoption("--reliability")
-    if not page:
+    if not page or exitstatus != 0:  # a fault was not withstood: the page is left as it was
         return
-    if exitstatus != 0:
-        raise pytest.UsageError("a fault was not withstood: the page is left as it was")
     rows = [f"| {name} | {times:,} | {result} |" for name, (times, result) in FAULTS.items()]
     table = "\n".join(["| fault | tried | result |", "|---|---|---|", *rows]) + "\n"
     text = Path(page).read_text(encoding="utf-8")

@@ -110,7 +110,7 @@ def attempt(directory: Path, order: dict[str, Any]) -> int:
 
 
 class Plan:
-    """Kills of one life of a run: in every phase of it, and at random moments in between."""
+    """Kills in every phase of a run, and at random moments in between."""
 
     def __init__(self, chance: random.Random, random_share: float) -> None:
         self.chance, self.random_share = chance, random_share
@@ -123,6 +123,7 @@ class Plan:
         """What fits the place where the run is; nothing, once all was tried."""
         chance = self.chance
         trained = (directory / rundir.WORLD_FILE).exists()
+        self.world = self.world or sorted(WORLD_PHASES)
         left = (self.agent or self.last) if trained else self.world
         if left and chance.random() < self.random_share:
             return {"after": chance.uniform(0.2, 2.5 if trained else 1.0)}
@@ -130,11 +131,13 @@ class Plan:
         # A phase may be over before it is reached: then what follows it is cut short instead.
         if left is self.last:
             phases = {left.pop(): 1} if left else {}
-        elif left:
-            phases = {left.pop(): chance.randint(1, 2), "policy written": 1}
         else:
-            phases = {"imagination": 1}
+            phases = {left.pop(): chance.randint(1, 2), "policy written": 1}
         return {"phases": phases, "delay": delay}
+
+    def missed(self, order: dict[str, Any]) -> None:
+        """The run was finished before the kill: its phase is tried again in the next life."""
+        self.agent += [phase for phase in order.get("phases", {}) if phase in AGENT_PHASES]
 
 
 def main() -> None:
@@ -144,18 +147,20 @@ def main() -> None:
     os.environ["NEUBAY_CACHE"] = str(folder / "cache")
     print(json.dumps({"life": 0, "code": attempt(folder / "reference", {})}), flush=True)
     kills, life = 0, 0
-    while kills < wanted["kills"]:
+    plan = Plan(chance, wanted["random_share"])
+    while kills < wanted["kills"] or plan.agent:
         life += 1
-        directory, plan = folder / f"life-{life}", Plan(chance, wanted["random_share"])
+        directory = folder / f"life-{life}"
         os.environ["NEUBAY_CACHE"] = str(folder / f"cache-{life}")
         code = -signal.SIGKILL
         while code == -signal.SIGKILL:
-            order = plan.order(directory) if kills < wanted["kills"] else {}
+            order = plan.order(directory) if kills < wanted["kills"] or plan.agent else {}
             code = attempt(directory, order)
             kills += code == -signal.SIGKILL
             print(json.dumps(order | {"life": life, "code": code}), flush=True)
         if code != 0:
             sys.exit(1)
+        plan.missed(order)
 
 
 if __name__ == "__main__":

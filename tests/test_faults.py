@@ -137,8 +137,7 @@ def test_a_run_that_is_killed_ends_as_if_it_never_had_been(tmp_path: Path, tally
     killed = [attempt for attempt in attempts if attempt["code"] == -signal.SIGKILL]
     assert len(killed) >= 30
     hit = {next(iter(attempt["phases"])) for attempt in killed if "phases" in attempt}
-    assert hit & WORLD_PHASES.keys() and hit & LAST_PHASES.keys()
-    assert {"imagination", "updates", "evaluation", "checkpoint hashes"} <= hit
+    assert WORLD_PHASES.keys() & hit and AGENT_PHASES.keys() <= hit
     uninterrupted = outcome(tmp_path / "reference")
     rows = [json.loads(line) for line in uninterrupted["metrics"].splitlines()]
     steps = [row["step"] for row in rows if row["kind"] == "train"]
@@ -636,14 +635,15 @@ def test_divergence_stops_the_training(
 
 def test_the_page_lists_these_faults() -> None:
     page = (TESTS.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
-    listed = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")}
+    table = page.split("<!-- faults -->")[1].split("<!-- end of faults -->")[0]
+    listed = {line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")}
     tried = {
         name
         for path in TESTS.glob("test_*.py")
         for name in re.findall(r'^@pytest\.mark\.faults\("(.*)"\)$', path.read_text(), re.M)
     }
     assert tried <= listed, f"missing: {tried - listed}; write the page as its head says"
-    assert listed - tried <= {"fault", "---"}, f"no longer tried: {listed - tried}"
+    assert listed - tried == {"fault"}, f"no longer tried: {listed - tried}"
 
 
 def test_every_phase_of_the_kills_exists() -> None:

@@ -103,7 +103,7 @@ def test_a_pickle_is_never_run(
         with pytest.raises((NeubayError, ValueError)):
             READERS[place](path)
         assert not mark.exists()
-    tally(3, "refused, nothing run: data, policy, world, run, settings, checkpoint and cache files")
+    tally(3, "refused, nothing run: data, policy, world, run and settings files")
 
 
 @pytest.mark.faults("malicious pickle in a world whose hashes were made to match")

@@ -304,6 +304,19 @@ def test_figures_and_tables_are_drawn_from_the_summary(summary: tuple[dict, Path
     assert bandit_tables.returns_table([record, other]).count("\n") == 1 + 4
 
 
+def test_the_results_page_shows_what_its_records_say() -> None:
+    docs = Path(__file__).parents[1] / "docs" / "results"
+    page = (docs / "bandit.md").read_text(encoding="utf-8")
+    groups: dict[str, list[dict]] = {}
+    for path in sorted((docs / "bandit").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        groups.setdefault(record["preset"], []).append(record)
+    assert groups
+    for records in groups.values():
+        for table in bandit_tables.tables(records).strip().split("\n\n"):
+            assert table in page
+
+
 def test_theory_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as done:
         main(["bandit", "--theory", "--epsilon", "0.2", "--beta", "0.05", "--out", str(tmp_path)])

@@ -111,6 +111,18 @@ def saved(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
+def test_a_relative_directory_does_as_well(
+    left: Path,
+    data: Dataset,
+    config: TrainConfig,
+    reference: dict,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(left.parent)  # the default, runs/..., is relative
+    train(data, config, Path(left.name))
+    assert outcome(left) == reference
+
+
 # --- The process ends ----------------------------------------------------------------------------
 
 

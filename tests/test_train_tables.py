@@ -100,3 +100,10 @@ def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
 def test_a_page_without_a_place_for_tables_is_refused() -> None:
     with pytest.raises(NeubayError, match="needs one line"):
         train_tables.into_text("nothing here", "| a |")
+
+
+def test_the_results_page_shows_what_its_records_say() -> None:
+    docs = ROOT / "docs" / "results"
+    runs = json.loads((docs / "train.json").read_text(encoding="utf-8"))["runs"]
+    page = (docs / "train.md").read_text(encoding="utf-8")
+    assert train_tables.into_text(page, train_tables.markdown(runs)) == page

@@ -425,10 +425,19 @@ def test_a_damaged_checkpoint_of_a_world(data: Dataset, tmp_path: Path, tally: T
     assert harmless < 20
     checkpoint.write_bytes(content[: len(content) // 2])
     told: list[str] = []
-    again = world.fit(data, config, 0, directory=place, report=told.append)
+    with pytest.MonkeyPatch.context() as patch:  # the sound one outlives a disk that is full then
+        patch.setattr(fitting, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(runs, "save_arrays", _no_room)
+        with pytest.raises(WorldError, match="No space left"):
+            world.fit(data, config, 0, directory=place, report=told.append)
+    again = world.fit(data, config, 0, directory=place)
     assert "training.npz" in told[0] and "not used" in told[0]
     assert runs.tree_hash(again.world) == runs.tree_hash(whole.world)
     tally(len(damages), "detected or without effect; trained on from the one before, bit for bit")
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def _like(data: Dataset, config: object) -> object:

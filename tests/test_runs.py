@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -70,6 +71,45 @@ def test_the_list_tells_states_apart(tmp_path: Path, run: Run) -> None:
     assert "no-run" not in printed
     assert run("list", str(tmp_path / "no-run"))[1].endswith("no runs")
     assert run("list", str(tmp_path / "absent"))[0] == 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"config": 1},
+        {"config": {"agent": 1}},
+        {"config": {"agent": {"steps": "many"}}},
+        {"dataset": "pendulum"},
+        {"provenance": []},
+    ],
+    ids=str,
+)
+def test_an_odd_run_hides_no_other(tmp_path: Path, run: Run, odd: dict) -> None:
+    runs.atomic_write_json(tmp_path / "odd" / "run.json", ABOUT | odd)
+    (make(tmp_path / "sound") / "checkpoints").write_text("a file")
+    code, printed = run("list", str(tmp_path))
+    assert code == 0 and "odd damaged" in printed and "sound unfinished" in printed
+    assert run("show", str(tmp_path / "odd"))[0] in (0, 2)
+
+
+def test_a_file_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(RunError, match="damaged"):
+        runs.read_json(tmp_path / "deep.json")
+
+
+def test_a_signal_ends_the_wait_for_a_lock(tmp_path: Path) -> None:
+    def interrupt(_: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with (
+        runs.locked(tmp_path),
+        runs.deferred_signals(),
+        pytest.raises(runs.Stopped) as stopped,
+        runs.locked(tmp_path, waiting=interrupt),
+    ):
+        pass
+    assert stopped.value.signum == signal.SIGTERM
 
 
 def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def is_finished(directory: Path) -> bool:
 
 def moments(checkpoints: Path) -> list[Path]:
     """The checkpoints in a folder of them, oldest first; their names are STEP-GATHERINGS."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # none yet, or none that can be read
         names = [name for name in os.listdir(checkpoints) if re.fullmatch(r"\d+-\d+", name)]
         return [checkpoints / name for name in sorted(names)]
     return []
@@ -170,7 +170,7 @@ def look(directory: Path) -> Run:
         (int(path.name.split("-")[0]) for path in moments(directory / CHECKPOINTS)), default=0
     )
     try:
-        about = runs.read_json(directory / RUN_FILE)
+        about = _sound(directory / RUN_FILE)
         if is_finished(directory):
             summary = runs.read_json(directory / SUMMARY_FILE)
     except RunError as error:
@@ -179,6 +179,21 @@ def look(directory: Path) -> Run:
         return Run(directory, "finished", about, summary, step)
     holder = runs.lock_holder(directory)
     return Run(directory, "running" if holder else "unfinished", about, {}, step, holder=holder)
+
+
+def _sound(path: Path) -> dict[str, Any]:
+    """A run.json whose parts are of the kinds that those who look at runs rely on."""
+    about = runs.read_json(path)
+    config = about.get("config", {})
+    parts = {"config": config, "dataset": about.get("dataset", {})}
+    parts["provenance"] = about.get("provenance", {})
+    parts["config.agent"] = config.get("agent", {}) if isinstance(config, dict) else {}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise RunError(f"{path}: '{name}' is no object; the file is damaged")
+    if not isinstance(parts["config.agent"].get("steps", 0), int):
+        raise RunError(f"{path}: 'config.agent.steps' is no whole number; the file is damaged")
+    return about
 
 
 def find(folder: Path) -> list[Run]:

@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: not valid JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
         raise RunError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -171,7 +171,7 @@ def provenance() -> dict[str, str]:
         **_commit(),
         "python": platform.python_version(),
         "backend": jax.default_backend(),
-        "platform": platform.platform(terse=True),
+        "platform": f"{platform.system()} {platform.machine()}",
     }
 
 
@@ -225,15 +225,23 @@ def locked(directory: Path, waiting: Report | None = None) -> Iterator[None]:
                 if not told:
                     waiting(f"{directory}: waiting for {_holder(file)}")
                     told = True
+                if _held_back:
+                    raise Stopped(_held_back[0]) from None
                 time.sleep(_PATIENCE)
             except OSError as error:
                 raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
-        since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        _sign(file)
+        yield
+
+
+def _sign(file: IO[str]) -> None:
+    """Write down who holds a lock: a courtesy to others, so a full disk does not matter."""
+    since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with contextlib.suppress(OSError):
         file.seek(0)
         file.truncate()
         json.dump({"pid": os.getpid(), "host": platform.node(), "since": since}, file)
         file.flush()
-        yield
 
 
 def lock_holder(directory: Path) -> str | None:

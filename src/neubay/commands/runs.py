@@ -40,7 +40,7 @@ def _row(run: Run) -> list[str]:
     agent = config.get("agent", {})
     steps = f"{run.step:,}" if "steps" not in agent else f"{run.step:,} of {agent['steps']:,}"
     if run.state == "finished":
-        steps = f"{summary.get('steps', run.step):,}"
+        steps = _whole(summary.get("steps", run.step))
     return [
         escape(run.directory.name),
         f"[{_COLOURS[run.state]}]{run.state}[/]",
@@ -51,6 +51,10 @@ def _row(run: Run) -> list[str]:
         _number(summary.get("return_mean")),
         _number(summary.get("score")),
     ]
+
+
+def _whole(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""
 
 
 def _number(value: Any) -> str:
@@ -85,8 +89,9 @@ def _lines(run: Run) -> dict[str, str]:
     }
     if data:
         lines["data"] = (
-            f"{data['name']}, {data['episodes']:,} episodes, {data['transitions']:,} transitions, "
-            f"hash {data['hash']}, from {data['source']}"
+            f"{data.get('name')}, {_whole(data.get('episodes'))} episodes, "
+            f"{_whole(data.get('transitions'))} transitions, "
+            f"hash {data.get('hash')}, from {data.get('source')}"
         )
         lines["task"] = f"{about.get('task')}, scored in {about.get('environment') or 'nothing'}"
     lines["settings"] = ", ".join(
@@ -97,7 +102,7 @@ def _lines(run: Run) -> dict[str, str]:
     if world.exists():
         reference = read_json(world)
         lines["world"] = (
-            f"{reference['hash']}, in {reference['directory'] or 'a folder of its own'}"
+            f"{reference.get('hash')}, in {reference.get('directory') or 'a folder of its own'}"
         )
     kept = [path.name for path in rundir.moments(directory / rundir.CHECKPOINTS)]
     best = [path.name for path in (directory / rundir.CHECKPOINTS).glob("best-*")]

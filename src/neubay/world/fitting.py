@@ -243,20 +243,23 @@ class Checkpoint:
         self, like: tuple[Learner, Snapshots]
     ) -> tuple[Learner, Snapshots, dict[str, Any]] | None:
         """What an interrupted training of the same fit left, if it left anything."""
-        found = [path for path in (self.path, self.before) if path.exists()]
-        for path in found:
+        damaged: list[Path] = []
+        for path in (self.path, self.before):
+            if not path.exists():
+                continue
             try:
                 check_identity(path, runs.read_note(path).get("identity", {}), self.identity)
                 (learner, best), about = runs.load_arrays(path, like)
             except RunError as error:
                 self.report(f"{error}; it is not used")
+                damaged.append(path)
                 continue
+            for useless in damaged:  # left there, it would take the place of the sound one
+                useless.unlink()
             return learner, best, about
-        if found:
-            raise WorldError(
-                f"{self.path}: damaged, and no sound one before it; remove it to train from the "
-                "start"
-            )
+        if damaged:
+            names = " and ".join(map(str, damaged))
+            raise WorldError(f"{names}: damaged; remove to train from the start")
         return None
 
     def remove(self) -> None:

@@ -17,6 +17,8 @@ from neubay.world.training import Recipe, initialise, member_keys
 
 RUNTIME = 500_000_000
 """Bytes of Python, JAX and compiled programs."""
+CHECKPOINT_COPIES = 3
+"""Replays more while one is written or read: the ring laid straight, and two inside of orbax."""
 
 
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
@@ -43,6 +45,7 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         pool = jax.eval_shape(lambda keys: initialise(keys, recipe), keys)
         parts["world"] = 2 * _bytes(pool)  # with gradients and activations
         parts["replay"] = replay_rows(dataset, config) * _bytes_per_row(dataset, config)
+        parts["replay in a checkpoint"] = CHECKPOINT_COPIES * parts["replay"]
     return parts
 
 
@@ -62,9 +65,10 @@ def check_memory(dataset: Dataset, config: TrainConfig) -> None:
     by_size = sorted(parts.items(), key=lambda part: part[1], reverse=True)
     listed = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in by_size)
     remedy = "make memory free"
-    left = free - (needed - parts.get("replay", needed))
-    if left > 0:
-        rows = int(left / _bytes_per_row(dataset, config))
+    replay = parts.get("replay", 0) + parts.get("replay in a checkpoint", 0)
+    left = free - (needed - replay)
+    if replay and left > 0:
+        rows = int(left / (1 + CHECKPOINT_COPIES) / _bytes_per_row(dataset, config))
         if rows > dataset.task.horizon:
             remedy += f", or let the replay hold fewer rows: --agent.buffer {rows}"
     raise TrainingError(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -145,6 +146,16 @@ def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
     (bandit / "run.json").write_text('{"kind": "bandit"}', encoding="utf-8")
     both = records.read_all([tmp_path / "runs", tmp_path / "runs" / "s1"])
     assert [run.name for run in both] == ["s0", "s1"]
+
+
+def test_one_run_is_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = make_run(tmp_path / "a", rows=10)
+    (tmp_path / "link").symlink_to(original)
+    monkeypatch.chdir(tmp_path)
+    assert len(records.read_all([Path("a"), original, tmp_path / "link"])) == 1
+    shutil.copytree(original, tmp_path / "copy")
+    with pytest.raises(NeubayError, match=r"a and .*copy: the same dataset, settings and seed \(0"):
+        arrange(records.read_all([original, tmp_path / "copy"]))
 
 
 # ------------------------------------------------------------------------------------- curves

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from neubay.errors import NeubayError
 from neubay.report.records import RunRecord, Settings
 from neubay.report.statistics import Sample
 
@@ -136,12 +137,25 @@ def _data(title: str, runs: Sequence[RunRecord]) -> Data:
     groups = []
     for one in settings:
         own = tuple(run for run in runs if run.settings == one)
+        _refuse_twins(own)
         label = _label(own[0].variant, one, by_variant[own[0].variant])
         groups.append(Group(title, label, one, own))
     centre = _centre(settings, settings)
     main = next(group for group in groups if group.settings == centre)
     groups.sort(key=lambda group: group is not main)
     return Data(title, tuple(groups), main, tuple(runs))
+
+
+def _refuse_twins(runs: Sequence[RunRecord]) -> None:
+    """Two runs of one seed are one sample: counted as two, they would feign certainty."""
+    seen: dict[int, RunRecord] = {}
+    for run in runs:
+        twin = seen.setdefault(run.seed, run)
+        if twin is not run:
+            raise NeubayError(
+                f"{twin.directory} and {run.directory}: the same dataset, settings and seed "
+                f"({run.seed}), so that one would count as two seeds; name only one of them"
+            )
 
 
 def _centre(candidates: Sequence[Settings], everyone: Sequence[Settings]) -> Settings:

@@ -190,7 +190,10 @@ def read_all(places: list[Path]) -> list[RunRecord]:
             "--paper locomotion"
         )
     directories = [directory for place in places for directory in _training_runs(place)]
-    return [read(directory) for directory in dict.fromkeys(directories)]
+    once: dict[Path, Path] = {}
+    for directory in directories:
+        once.setdefault(directory.resolve(), directory)
+    return [read(directory) for directory in once.values()]
 
 
 def _training_runs(place: Path) -> list[Path]:

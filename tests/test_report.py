@@ -324,6 +324,39 @@ def test_sensitivity_tables(many: list[records.RunRecord]) -> None:
     assert not sweeps.curve_panels(arrange(many), "agent.kappa")
 
 
+def test_without_a_main_result_there_is_nothing_to_shade(tmp_path: Path) -> None:
+    changes = {"rollout": {"zeta": 0.9}}
+    three = [
+        make_run(tmp_path / "main", finished=False, rows=10),
+        make_run(tmp_path / "zeta", changes=changes, rows=10),
+        make_run(tmp_path / "lower", changes={"rollout": {"zeta": 0.5}}, rows=10),
+    ]
+    datasets = arrange(records.read_all(three))
+    assert datasets[0].main.runs[0].name == "main"
+    assert sweeps.sensitivity_grids(datasets) == []
+
+
+def test_the_main_result_keeps_its_column(tmp_path: Path) -> None:
+    """Though other numbers of heads, which are REDQ as well, score higher."""
+    runs_of_heads = [
+        make_run(tmp_path / "main", score=40.0, rows=10),
+        make_run(tmp_path / "main2", score=40.0, seed=1, rows=10),
+        make_run(tmp_path / "five", score=90.0, changes={"agent": {"heads": 5}}, rows=10),
+        make_run(
+            tmp_path / "cut",
+            score=80.0,
+            changes={"agent": {"heads": 8}, "rollout": {"zeta": 0.9}},
+            rows=10,
+        ),
+        make_run(tmp_path / "sac", score=20.0, changes={"agent": {"heads": 2}}, rows=10),
+    ]
+    (grid,) = sweeps.sensitivity_grids(arrange(records.read_all(runs_of_heads)))
+    assert grid.name == "sensitivity_critic"
+    assert [heading.name for heading in grid.headings] == ["REDQ, ζ = 1", "SAC, ζ = 1"]
+    assert [cell.mean for cell in grid.rows[0].cells] == [40.0, 20.0]
+    assert [cell.shade for cell in grid.rows[0].cells] == [0, -2]
+
+
 def test_other_data_or_environments_are_never_averaged(tmp_path: Path) -> None:
     first = records.read(make_run(tmp_path / "a", seed=0))
     second = records.read(make_run(tmp_path / "b", seed=1, environment="Hopper-v5"))

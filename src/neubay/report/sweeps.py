@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -192,6 +193,8 @@ class Parameter:
     may: frozenset[str]
     """Settings that may differ with it."""
     label: Callable[[Settings], str]
+    between: Any = None
+    """Where given, the value that one of the two sides must have."""
 
 
 def _plain(symbol: str, name: str) -> Callable[[Settings], str]:
@@ -258,6 +261,7 @@ PARAMETERS = (
         "agent.heads",
         frozenset({"agent.target_heads", "rollout.zeta"}),
         _critic,
+        between=2,  # SAC's: other numbers of heads are all REDQ
     ),
     Parameter(
         "layernorm",
@@ -281,8 +285,15 @@ def varied(data: Data, parameter: Parameter) -> list[Group]:
     return [
         group
         for group in data.groups
-        if parameter.must in (differences := group.differs_in(data.main)) and differences <= allowed
+        if parameter.must in (differences := group.differs_in(data.main))
+        and differences <= allowed
+        and _on_either_side(parameter, group, data.main)
     ]
+
+
+def _on_either_side(parameter: Parameter, *sides: Group) -> bool:
+    values = [side.settings.get(parameter.must) for side in sides]
+    return parameter.between is None or parameter.between in values
 
 
 def sensitivity_grids(datasets: Sequence[Data]) -> list[Grid]:
@@ -303,33 +314,35 @@ def sensitivity_grids(datasets: Sequence[Data]) -> list[Grid]:
                 "normalised are not shaded.",
                 "dataset",
                 tuple(Heading(label) for label in shown),
-                tuple(_sensitivity_row(data, rows[data.title], shown) for data in kept),
+                tuple(_sensitivity_row(data, parameter, rows[data.title], shown) for data in kept),
             )
         )
     return grids
 
 
-def _by_label(data: Data, parameter: Parameter) -> dict[str, Group]:
-    """The main group and the varied ones; of two under one label, the better, as in the paper."""
-    found: dict[str, Group] = {}
-    for group in (data.main, *varied(data, parameter)):
-        label = parameter.label(group.settings)
-        if group.sample is not None and (
-            label not in found or group.sample.mean > _mean(found[label])
-        ):
-            found[label] = group
+def _by_label(data: Data, parameter: Parameter) -> dict[str, Sample]:
+    """Samples of the main group and the varied ones; of two varied ones under one label, the
+    better, as in the paper. None at all where there is no main result to compare with."""
+    if data.main.sample is None:
+        return {}
+    main = parameter.label(data.main.settings)
+    found = {main: data.main.sample}
+    for group in varied(data, parameter):
+        label, sample = parameter.label(group.settings), group.sample
+        if sample is None or label == main:
+            continue
+        if label not in found or sample.mean > found[label].mean:
+            found[label] = sample
     return found
 
 
-def _mean(group: Group) -> float:
-    return float("-inf") if group.sample is None else group.sample.mean
-
-
-def _sensitivity_row(data: Data, groups: Mapping[str, Group], shown: Sequence[str]) -> Row:
-    main = _mean(data.main)
+def _sensitivity_row(
+    data: Data, parameter: Parameter, samples: Mapping[str, Sample], shown: Sequence[str]
+) -> Row:
+    main = samples[parameter.label(data.main.settings)].mean
     cells = []
     for label in shown:
-        sample = groups[label].sample if label in groups else None
+        sample = samples.get(label)
         if sample is None:
             cells.append(Cell())
         else:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from neubay import runs
 from neubay.cli import main
 from neubay.errors import NeubayError, RunError
-from neubay.report import page, records, reel, run_figures, serve, sweeps
+from neubay.report import page, records, reel, run_figures, serve, sweeps, tables
 from neubay.report.findings import findings
 from neubay.report.groups import arrange, labels
 from report_runs import make_run
@@ -303,6 +303,13 @@ def test_the_score_table(many: list[records.RunRecord]) -> None:
     assert (cells["NEUBAY"].mean, cells["NEUBAY"].std) == (110.6, 0.7)
     assert not cells["NEUBAY"].marked, "published numbers are beside ours, not among them"
     assert grid.rows[1].cells[-3].text == "-", "nothing was published on data of one's own"
+
+
+def test_markdown_tells_ours_from_what_was_published(many: list[records.RunRecord]) -> None:
+    header = tables.markdown(sweeps.score_grid(arrange(many))).splitlines()[2]
+    names = [name.strip() for name in header.strip("|").split("|")]
+    assert {"the data", "ours: neubay", "published: NEUBAY"} <= set(names)
+    assert "NEUBAY" not in names and "neubay" not in names
 
 
 def test_published_numbers_enter_no_aggregate(many: list[records.RunRecord]) -> None:

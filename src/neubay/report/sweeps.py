@@ -34,10 +34,7 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
     headings = [Heading("the data"), *(Heading(label, "ours") for label in shown)]
     headings += [Heading(name, "ours come from") for name in ("environment", "data", "hash")]
     if published_too:
-        headings += [
-            Heading(name, "published, on its own data and environment")
-            for name in ("NEUBAY", "best method", "dataset")
-        ]
+        headings += [Heading(name, "published") for name in ("NEUBAY", "best method", "dataset")]
     rows = []
     for data in datasets:
         cells = [_data_cell(data), *_our_cells(data, shown), *_where_cells(data.first)]

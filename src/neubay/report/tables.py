@@ -91,7 +91,10 @@ class Grid:
 
 def markdown(grid: Grid) -> str:
     """Best in bold, marked cells with a dot, changes with one to three arrows."""
-    names = [_markdown_text(heading.name) for heading in grid.headings]
+    names = [
+        _markdown_text(f"{heading.group}: {heading.name}" if heading.group else heading.name)
+        for heading in grid.headings
+    ]
     lines = [
         [_markdown_text(grid.corner), *names],
         ["---", *["---:"] * len(names)],

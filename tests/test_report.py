@@ -468,7 +468,7 @@ def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_report_of_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("report", "--paper", "antmaze") == 0
+    assert run_command("report", "--paper", "AntMaze") == 0
     assert "**94.4** ± 6.3 •" in capsys.readouterr().out
     assert run_command("report", "--paper", "ablations", "--out", str(tmp_path)) == 0
     check_page((tmp_path / "index.html").read_text(encoding="utf-8"))
@@ -482,6 +482,7 @@ def test_report_explains_what_it_cannot_do(
         (["report"], "name run directories"),
         (["report", str(tmp_path)], "not a run directory"),
         (["report", "--paper", "adriot"], "did you mean 'adroit'?"),
+        (["report", "--paper", "walking"], "there are locomotion, neorl, adroit, antmaze"),
         (["report", "x", "--paper", "adroit"], "not both"),
         (["watch", str(tmp_path)], "not a run directory"),
     ):

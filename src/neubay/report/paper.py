@@ -36,10 +36,11 @@ class Disagreement:
 
 def grids(name: str) -> list[Grid]:
     """The tables behind a short name, or behind the name of one table."""
-    names = SETS.get(name, (name,) if name in published.tables() else ())
+    wanted = name.lower()
+    names = SETS.get(wanted, (wanted,) if wanted in published.tables() else ())
     if not names:
         known = [*SETS, *published.tables()]
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
         hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(SETS)}"
         raise NeubayError(f"the paper has no table '{name}'; {hint}")
     return [grid(published.table(each)) for each in names]

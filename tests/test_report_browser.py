@@ -31,7 +31,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The three kinds of page, as files."""
+    """The three kinds of page, as files; of the paper's tables, many and a wide one."""
     root = tmp_path_factory.mktemp("pages")
     overestimating = make_run(root / "a", score=8.0, promised=600.0)
     others = []
@@ -46,6 +46,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         "many": page.many_runs(records.read_all(others)),
         "paper": page.paper_tables("ablations"),
+        "locomotion": page.paper_tables("locomotion"),
     }
     for name, report in reports.items():
         report.save(root / name)
@@ -132,6 +133,22 @@ def test_the_page_prints(chromium: Browser, pages: dict[str, Path]) -> None:
     printed = base64.b64decode(chromium.call("Page.printToPDF")["data"])
     keep("one.pdf", printed)
     assert printed.startswith(b"%PDF") and 1 <= printed.count(b"/Type /Page\n") <= 4
+
+
+@pytest.mark.parametrize("name", ["many", "paper", "locomotion"])
+def test_no_column_is_cut_off_in_print(
+    chromium: Browser, pages: dict[str, Path], name: str
+) -> None:
+    chromium.show(1040, "light")  # A4 on its side, within the margins
+    chromium.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        chromium.open(pages[name].as_uri())
+        script = "[...document.querySelectorAll('.table')].map(t => [t.scrollWidth, t.clientWidth])"
+        widths = chromium.evaluate(script)
+    finally:
+        chromium.call("Emulation.setEmulatedMedia", media="")
+    keep(f"{name}.pdf", base64.b64decode(chromium.call("Page.printToPDF")["data"]))
+    assert widths and all(needed <= given for needed, given in widths), widths
 
 
 def test_the_live_page_refreshes_itself(chromium: Browser, tmp_path: Path) -> None:

@@ -426,6 +426,18 @@ def test_the_page_of_many_runs(many: list[records.RunRecord], tmp_path: Path) ->
     assert (tmp_path / "figures" / "overview.png").exists()
 
 
+def test_a_report_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept.txt"
+    page.paper_tables("ablations").save(out)
+    for path in (kept, own := out / "tables" / "own.md"):
+        path.write_text("mine", encoding="utf-8")
+    with (out / page.LIST).open("a", encoding="utf-8") as file:
+        file.write("tables/../../kept.txt\n../kept.txt\n")
+    page.paper_tables("antmaze").save(out)
+    assert {path.stem for path in (out / "tables").iterdir()} == {"antmaze", "own"}
+    assert kept.exists() and own.exists(), "what no report wrote stays"
+
+
 def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     nasty = '<script>alert("x")</script>&$\\frac'
     extra = {

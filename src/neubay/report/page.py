@@ -20,6 +20,12 @@ from neubay.report.tables import Grid
 SUFFIXES = ("png", "pdf")
 """Formats of the figures that are written beside a page."""
 
+FOLDERS = ("figures", "tables")
+"""Where the files beside a page are."""
+
+LIST = "files.txt"
+"""Names the files beside a page, so that the next report in its place can remove them."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -31,10 +37,12 @@ class Report:
     reels: Mapping[str, Reel] = field(default_factory=dict)
 
     def save(self, folder: Path) -> list[Path]:
-        """Write index.html, figures/ and tables/; the page needs none of the others."""
+        """Write index.html, figures/ and tables/ in the place of an earlier report's; the page
+        needs none of the others."""
         page = folder / "index.html"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _remove_listed(folder)
             page.write_text(self.html, encoding="utf-8")
             paths = [page, *(tables.save(self.grids, folder / "tables") if self.grids else [])]
             for name, reel in self.reels.items():
@@ -53,7 +61,20 @@ class Report:
                 path = folder / "figures" / f"{picture.name}.{suffix}"
                 figures.save(picture.figure, path)
                 paths.append(path)
+        names = [path.relative_to(folder).as_posix() for path in paths[1:]]
+        (folder / LIST).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         return paths
+
+
+def _remove_listed(folder: Path) -> None:
+    """Remove what an earlier report wrote beside its page, and nothing outside of its folders."""
+    listed = folder / LIST
+    if not listed.is_file():
+        return
+    for line in listed.read_text(encoding="utf-8", errors="replace").splitlines():
+        place, _, name = line.partition("/")
+        if place in FOLDERS and name == Path(name).name and (folder / place / name).is_file():
+            (folder / place / name).unlink()
 
 
 # --- One run -------------------------------------------------------------------------------------

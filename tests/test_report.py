@@ -237,6 +237,17 @@ def test_short_rollouts_name_their_reason(tmp_path: Path) -> None:
     assert "200 of the 200 rows" in found["Gradients that were not finite"]
 
 
+def test_a_world_that_is_gone_is_told(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", rows=10)
+    title = "The world's uncertainty is not shown"
+    assert title not in titles(directory)
+    (directory / "world").rename(tmp_path / "elsewhere")
+    found = {each.title: each for each in findings(records.read(directory))}
+    assert found[title].kind == "fact" and str(directory / "world") in found[title].text
+    (directory / "world.json").unlink()
+    assert title not in titles(directory), "there is none yet"
+
+
 def test_without_an_environment_the_posterior_speaks(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", environment=None, score=None)
     run = records.read(directory)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from neubay.report.records import RunRecord, newest
+from neubay.report.records import UNCERTAINTY_FILE, RunRecord, newest
 
 SHORT_HORIZON = 10
 """Imagined steps at or below which the paper's method is known to overestimate."""
@@ -38,6 +38,7 @@ def findings(run: RunRecord) -> list[Finding]:
         *_short_rollouts(run),
         *_numbers_out_of_range(run),
         *_no_environment(run),
+        *_no_world(run),
     ]
     order = ("warning", "good", "fact")
     return sorted(found, key=lambda finding: order.index(finding.kind))
@@ -157,3 +158,16 @@ def _no_environment(run: RunRecord) -> list[Finding]:
             else text
         )
     return [Finding("fact", "There is no environment to evaluate in", text)]
+
+
+def _no_world(run: RunRecord) -> list[Finding]:
+    if run.world is None or run.uncertainty is not None:
+        return []
+    return [
+        Finding(
+            "fact",
+            "The world's uncertainty is not shown",
+            f"It was looked for in {run.world / UNCERTAINTY_FILE}, and cannot be read there: the "
+            "world was moved or removed, or its numbers are not finite.",
+        )
+    ]

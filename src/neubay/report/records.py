@@ -19,6 +19,9 @@ from neubay.errors import NeubayError, RunError
 POINTS = 20_000
 """Rows of a metrics file that are read at most: a curve shows no more."""
 
+UNCERTAINTY_FILE = "data_uncertainty.npy"
+"""In the directory of a world: U of each transition of its data."""
+
 Curves = Mapping[str, Float[np.ndarray, " _"]]
 Settings = dict[str, Any]
 Status = Literal["finished", "running", "starting", "fitting the world", "stopped"]
@@ -38,6 +41,8 @@ class RunRecord:
     train: Curves
     """Columns of the rows of kind "train", with "step" among them."""
     evaluations: Curves
+    world: Path | None
+    """The directory of the world, as the run names it; none before there is one."""
     uncertainty: Float[np.ndarray, " transitions"] | None
     """U of the world's own data, sorted; none where the world is not to be found."""
 
@@ -164,6 +169,7 @@ def read(directory: Path) -> RunRecord:
     _check_kind(directory, seen.about)
     metrics = directory / rundir.METRICS_FILE
     try:
+        world = _world(directory)
         record = RunRecord(
             directory,
             seen.about,
@@ -171,7 +177,8 @@ def read(directory: Path) -> RunRecord:
             seen.state == "running",
             _columns(metrics, "train", POINTS),
             _columns(metrics, "evaluation", None),
-            _uncertainty(directory),
+            world,
+            None if world is None else _uncertainty(world),
         )
         _check(record)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -241,14 +248,16 @@ def _columns(path: Path, kind: str, points: int | None) -> Curves:
     return {name: values[rows] for name, values in columns.items()}
 
 
-def _uncertainty(directory: Path) -> Float[np.ndarray, " transitions"] | None:
-    """U over the data, from the world directory that the run names, if it is still there."""
+def _world(directory: Path) -> Path | None:
     reference = directory / rundir.WORLD_FILE
     where = runs.read_json(reference).get("directory") if reference.is_file() else None
-    if where is None:
-        return None
+    return None if where is None else Path(where)
+
+
+def _uncertainty(world: Path) -> Float[np.ndarray, " transitions"] | None:
+    """U over the data, if the world is still there."""
     try:
-        values = np.load(Path(where) / "data_uncertainty.npy", allow_pickle=False)
+        values = np.load(world / UNCERTAINTY_FILE, allow_pickle=False)
     except (OSError, ValueError):
         return None
     values = np.sort(np.asarray(values, np.float64).ravel())

@@ -419,9 +419,11 @@ def test_the_page_of_one_run(tmp_path: Path) -> None:
         assert words in parsed.text
     assert "prefers-color-scheme: dark" in shown.html and "@media print" in shown.html
     assert "var(--ink)" in shown.html and "#222222" not in shown.html
+    assert [len(grid.rows) for grid in shown.grids] == [1]
     paths = shown.save(tmp_path / "out")
     names = {str(path.relative_to(tmp_path / "out")) for path in paths}
     assert {"index.html", "figures/score.png", "figures/values.pdf", "figures/film.gif"} <= names
+    assert {"tables/scores.md", "tables/scores.csv", "tables/scores.tex"} <= names
     assert all(path.stat().st_size > 100 for path in paths)
 
 

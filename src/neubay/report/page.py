@@ -105,7 +105,8 @@ def one_run(
     if not run.step and run.status != "finished":
         body[1:3] = [html.paragraph("No gradient step has been taken yet.")]
     page = html.document(f"{run.dataset}: {run.name}", lead, body, refresh=refresh)
-    return Report(page, tuple(drawn), reels={"film": reel} if reel is not None else {})
+    grids = (sweeps.score_grid(arrange([run])),) if run.status == "finished" else ()
+    return Report(page, tuple(drawn), grids, {"film": reel} if reel is not None else {})
 
 
 def run_pictures(run: RunRecord) -> list[Picture]:

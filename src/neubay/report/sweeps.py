@@ -100,8 +100,9 @@ def _published_name(run: RunRecord) -> str | None:
 def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
     counts = sorted({len(group.scores) for data in datasets for group in data.groups})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    seeds += " finished seed" if counts == [1] else " finished seeds"
     note = (
-        f"Mean ± standard deviation over {seeds} finished seeds of the last evaluation. Bold: the "
+        f"Mean ± standard deviation over {seeds} of the last evaluation. Bold: the "
         "best of ours. Marked: not significantly worse than it by Welch's one-sided t-test "
         "(p < 0.05); groups of a single seed are not tested."
     )

@@ -33,7 +33,7 @@ def test_a_run_repeats_and_nothing_that_watches_changes_it(
     plain = train(tmp_path / "plain")
     monkeypatch.setenv("NEUBAY_CACHE", str(cache / "second"))  # its world is trained again
     console = Console(force_terminal=True, file=(tmp_path / "terminal").open("w"))
-    with live_display(console, Display(120, 0.0, None)) as display:
+    with live_display(console, Display(120, "0.0")) as display:
         watched = train(
             tmp_path / "watched",
             None,

@@ -258,8 +258,10 @@ class Checkpoint:
                 useless.unlink()
             return learner, best, about
         if damaged:
-            names = " and ".join(map(str, damaged))
-            raise WorldError(f"{names}: damaged; remove to train from the start")
+            what = "it" if len(damaged) == 1 else "them"
+            raise WorldError(
+                f"{' and '.join(map(str, damaged))}: damaged; remove {what} to train from the start"
+            )
         return None
 
     def remove(self) -> None:

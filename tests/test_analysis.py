@@ -23,6 +23,7 @@ from neubay.config import WorldConfig
 from neubay.data import Dataset, load
 from neubay.errors import DatasetError, NeubayError, WorldError
 from neubay.report import figures, world_figures, world_tables
+from neubay.report.tables import END, into_text
 from neubay.world.model import soft_clamp
 from neubay.world.transitions import fit_scaler
 
@@ -549,14 +550,12 @@ def test_the_commands_write_pictures_and_numbers(
     assert [r["data"] for r in documents["compounding"]["compounding"]] == ["here", "there"]
 
     text = tmp_path / "text.md"
-    text.write_text(f"before\n{world_tables.BEGIN}\nold\n{world_tables.END}\nafter\n")
+    text.write_text(f"before\n{world_tables.BEGIN}\nold\n{END}\nafter\n")
     small = tmp_path / "small.json"
     sources = (tmp_path / "compounding.json", tmp_path / "calibration.json")
     assert run("analyze", "table", *sources, "--out", small, "--text", text) == 0
     tables = world_tables.markdown(json.loads(small.read_text()))
-    assert text.read_text() == (
-        f"before\n{world_tables.BEGIN}\n\n{tables}\n\n{world_tables.END}\nafter\n"
-    )
+    assert text.read_text() == (f"before\n{world_tables.BEGIN}\n\n{tables}\n\n{END}\nafter\n")
     assert small.stat().st_size < sources[0].stat().st_size / 3
     assert "of 2 setups" in tables
     assert len(json.loads(small.read_text())["worlds"]) == 2
@@ -589,4 +588,4 @@ def test_tables_refuse_other_documents_and_texts_without_markers() -> None:
     with pytest.raises(NeubayError, match="one of these has worlds, uncertainty"):
         world_tables.condense([{"worlds": [], "uncertainty": []}])
     with pytest.raises(NeubayError, match="needs one line"):
-        world_tables.into_text("no markers", "tables")
+        into_text("no markers", "tables", world_tables.BEGIN)

@@ -10,6 +10,7 @@ from PIL import Image
 from neubay import cli
 from neubay.errors import NeubayError
 from neubay.report import train_tables
+from neubay.report.tables import END, into_text
 
 ROOT = Path(__file__).parent.parent
 
@@ -83,7 +84,7 @@ def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert first["discounted_mean"] == -50.12
 
     # The condensed file makes the same tables, into the page's own place for them.
-    text.write_text(f"Above.\n{train_tables.BEGIN}\nold\n{train_tables.END}\nBelow.\n")
+    text.write_text(f"Above.\n{train_tables.BEGIN}\nold\n{END}\nBelow.\n")
     run_command(["analyze", "runs", str(kept), "--text", str(text)])
     page = text.read_text()
     assert printed.strip() in page and page.startswith("Above.") and page.endswith("Below.\n")
@@ -99,11 +100,11 @@ def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
 
 def test_a_page_without_a_place_for_tables_is_refused() -> None:
     with pytest.raises(NeubayError, match="needs one line"):
-        train_tables.into_text("nothing here", "| a |")
+        into_text("nothing here", "| a |", train_tables.BEGIN)
 
 
 def test_the_results_page_shows_what_its_records_say() -> None:
     docs = ROOT / "docs" / "results"
     runs = json.loads((docs / "train.json").read_text(encoding="utf-8"))["runs"]
     page = (docs / "train.md").read_text(encoding="utf-8")
-    assert train_tables.into_text(page, train_tables.markdown(runs)) == page
+    assert into_text(page, train_tables.markdown(runs), train_tables.BEGIN) == page

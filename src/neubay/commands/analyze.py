@@ -1,7 +1,6 @@
 """`neubay analyze ...`: the paper's pictures of the world, each with its numbers as JSON."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,7 +178,7 @@ def table(
     if text is None:
         print(tables)
         return
-    _put_tables(text, tables, world_tables.into_text)
+    _put_tables(text, tables, world_tables.BEGIN)
 
 
 def runs(
@@ -221,7 +220,7 @@ def runs(
     if text is None:
         print(tables)
     else:
-        _put_tables(text, tables, train_tables.into_text)
+        _put_tables(text, tables, train_tables.BEGIN)
 
 
 def _default(about: dict[str, Any]) -> dict[str, Any]:
@@ -235,15 +234,16 @@ def _default(about: dict[str, Any]) -> dict[str, Any]:
     return dict(config.updated(preset, variant).model_dump())
 
 
-def _put_tables(text: Path, tables: str, into_text: Callable[[str, str], str]) -> None:
+def _put_tables(text: Path, tables: str, begin: str) -> None:
     from neubay import runs as run_files
+    from neubay.report.tables import into_text
 
     try:
         old = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NeubayError(f"{text}: cannot be read as text: {error}") from None
     with run_files.atomic_file(text) as file:
-        file.write(into_text(old, tables).encode())
+        file.write(into_text(old, tables, begin).encode())
 
 
 def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from neubay.report.tables import plain_markdown
+
 Summary = dict[str, Any]
 
 # What must show: of the Bayesian agent's mean return per pull, by p1; of the ratio U(1) / U(0).
@@ -38,7 +40,7 @@ def uncertainty_table(summaries: Sequence[Summary]) -> str:
         for summary in summaries
     ]
     head = ["seed", "mean reward of the data", "mean p0", "mean p1", "U(0)", "U(1)", "U(1) / U(0)"]
-    return _table(head, rows)
+    return plain_markdown(head, rows)
 
 
 def returns_table(summaries: Sequence[Summary]) -> str:
@@ -57,7 +59,7 @@ def returns_table(summaries: Sequence[Summary]) -> str:
             cells.append(f"{posterior['mean_return']:.3f} ({posterior['optimal_return']:.3f})")
             rows.append([name, str(summary["seed"]), *cells])
     head = ["lambda", "seed", *(f"p1 = {p1}" for p1 in bandits), "under the posterior"]
-    return _table(head, rows)
+    return plain_markdown(head, rows)
 
 
 def claims_table(summaries: Sequence[Summary]) -> str:
@@ -91,14 +93,9 @@ def claims_table(summaries: Sequence[Summary]) -> str:
         )
     )
     seeds = [f"seed {summary['seed']}" for summary in summaries]
-    return _table(["what must show", *seeds, "holds"], rows)
+    return plain_markdown(["what must show", *seeds, "holds"], rows)
 
 
 def _claim(text: str, values: list[float], holds: list[bool]) -> list[str]:
     verdict = "yes" if all(holds) else f"{sum(holds)} of {len(holds)}"
     return [text, *(f"{value:.3f}" for value in values), verdict]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -13,6 +13,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
+from neubay.errors import NeubayError
 from neubay.report.statistics import Sample
 
 _ARROWS = {sign * level: mark * level for sign, mark in ((-1, "▼"), (1, "▲")) for level in range(4)}
@@ -100,8 +101,27 @@ def markdown(grid: Grid) -> str:
         ["---", *["---:"] * len(names)],
         *([_markdown_text(row.name), *map(_markdown_cell, row.cells)] for row in grid.rows),
     ]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"### {_markdown_text(grid.title)}\n\n{table}\n\n{_markdown_text(grid.note)}\n"
+    return f"### {_markdown_text(grid.title)}\n\n{_pipes(lines)}\n\n{_markdown_text(grid.note)}\n"
+
+
+def plain_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already."""
+    return _pipes([head, ["---"] * len(head), *rows])
+
+
+def _pipes(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+END = "<!-- end of tables -->"
+
+
+def into_text(text: str, tables: str, begin: str) -> str:
+    """The text with what stands between `begin` and the end marker replaced by the tables."""
+    if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
+        raise NeubayError(f"the text needs one line '{begin}' and, below it, one line '{END}'")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
 
 
 def _markdown_cell(cell: Cell) -> str:

@@ -11,8 +11,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from neubay.errors import NeubayError
+from neubay.report.tables import plain_markdown
 
-BEGIN, END = "<!-- tables: neubay analyze runs -->", "<!-- end of tables -->"
+BEGIN = "<!-- tables: neubay analyze runs -->"
 
 Run = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -122,14 +123,6 @@ def markdown(runs: Sequence[Run]) -> str:
     return "\n\n".join(parts)
 
 
-def into_text(text: str, tables: str) -> str:
-    """The text with what stands between its two markers replaced by the tables."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise NeubayError(f"the text needs one line '{BEGIN}' and, below it, one line '{END}'")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
-
-
 def setting(run: Run) -> str:
     """What distinguishes a run from the default, apart from its seed."""
     return ", ".join([run["variant"], *run["changed"]])
@@ -159,7 +152,7 @@ def _groups(runs: Sequence[Run]) -> str:
             )
         )
     head = ("setting", "seeds", "return", "score", "Q on data", "discounted return")
-    return _table((*head, "median horizon", "minutes"), rows)
+    return plain_markdown((*head, "median horizon", "minutes"), rows)
 
 
 def _runs(runs: Sequence[Run]) -> str:
@@ -181,7 +174,7 @@ def _runs(runs: Sequence[Run]) -> str:
     ]
     head = ("setting", "seed", "steps", "return", "score", "best score on the way", "Q on data")
     more = ("discounted return", "horizon p50 / max", "by the posterior", "minutes (world)")
-    return _table((*head, *more), rows)
+    return plain_markdown((*head, *more), rows)
 
 
 def _spread(values: Sequence[float | None]) -> str:
@@ -207,8 +200,3 @@ def _minutes(seconds: Row) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isinf(value) else f"{value:.1f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neubay.errors import NeubayError
+from neubay.report.tables import plain_markdown
 
-BEGIN, END = "<!-- tables: neubay analyze table -->", "<!-- end of tables -->"
+BEGIN = "<!-- tables: neubay analyze table -->"
 
 _CURVES = {
     "steps",
@@ -61,16 +62,8 @@ def markdown(condensed: Document) -> str:
     return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
 
 
-def into_text(text: str, tables: str) -> str:
-    """The text with what stands between its two markers replaced by the tables."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise NeubayError(f"the text needs one line '{BEGIN}' and, below it, one line '{END}'")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
-
-
 def _worlds(worlds: Sequence[Mapping[str, Any]]) -> str:
-    return _table(
+    return plain_markdown(
         (
             "world",
             "trained on",
@@ -117,7 +110,7 @@ def _explosions(results: Sequence[Mapping[str, Any]]) -> str:
                 f"{with_norm['overflowed']} / {without['overflowed']}",
             )
         )
-    table = _table(
+    table = plain_markdown(
         (
             "trained on",
             "evaluated on",
@@ -168,7 +161,7 @@ def _safeguards(results: Sequence[Mapping[str, Any]]) -> str:
                 )
             )
     zeta = results[0]["worlds"][0]["cuts"][-1]["zeta"]
-    return _table(
+    return plain_markdown(
         (
             "trained on",
             "evaluated on",
@@ -206,7 +199,7 @@ def _calibrations(results: Sequence[Mapping[str, Any]]) -> str:
                 )
             )
     zetas = [each["zeta"] for each in results[0]["assessments"][0]["separations"][1:]]
-    return _table(
+    return plain_markdown(
         (
             "trained on",
             "evaluated on",
@@ -226,11 +219,6 @@ def _pair(result: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, An
     """The world with and the one without LayerNorm."""
     with_norm = next(world for world in result["worlds"] if world["layer_norm"])
     return with_norm, next(world for world in result["worlds"] if not world["layer_norm"])
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _of(flags: Sequence[bool]) -> str:

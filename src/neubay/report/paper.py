@@ -1,7 +1,10 @@
 """The paper's own tables, from the numbers in `neubay.published` alone."""
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
 
 from neubay import published
 from neubay.errors import NeubayError
@@ -11,6 +14,9 @@ from neubay.report.tables import Cell, Grid, Heading, Row
 
 SEEDS = 6
 """Of the paper's own results. How many its baselines had, it does not say: the same is assumed."""
+
+LIKELY_SEEDS = {"VIPO": 4, "MoDAP": 4, "SUMO": 4, "LEQ": 5, "BC": 10}
+"""Of baselines, inferred from the marks: one number per method that explains the most of them."""
 
 SETS: dict[str, tuple[str, ...]] = {
     "locomotion": ("d4rl_locomotion",),
@@ -24,6 +30,9 @@ SETS: dict[str, tuple[str, ...]] = {
 """Short names, and the tables they stand for."""
 
 
+Cause = Literal["rounding", "seeds", "no deviation", "none"]
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """A cell that the paper marks and Welch's test from its printed numbers would not, or the
@@ -32,6 +41,9 @@ class Disagreement:
     row: str
     column: str
     printed: bool
+    cause: Cause
+    """Whether the mark follows from numbers that print the same; or from `LIKELY_SEEDS`; or is
+    withheld where no deviation is printed, so that there was nothing to test. Or none of these."""
 
 
 def grids(name: str) -> list[Grid]:
@@ -85,8 +97,32 @@ def disagreements(table: Table, seeds: int = SEEDS) -> list[Disagreement]:
         for name in samples:
             cell = table[row, name]
             if cell is not None and cell.marked != (name in tested):
-                found.append(Disagreement(row, name, cell.marked))
+                cause = _cause(table, row, name, cell.marked, seeds)
+                found.append(Disagreement(row, name, cell.marked, cause))
     return found
+
+
+def _cause(table: Table, row: str, column: str, printed: bool, seeds: int) -> Cause:
+    samples = _samples(table, row, seeds)
+    best = best_of(samples)
+    pairs = product(_printing_alike(samples[best]), _printing_alike(samples[column]))
+    if any(_marked(first, second) == printed for first, second in pairs):
+        return "rounding"
+    likely = _samples(table, row, seeds, LIKELY_SEEDS)
+    if _marked(likely[best], likely[column]) == printed:
+        return "seeds"
+    return "no deviation" if samples[column].std is None and not printed else "none"
+
+
+def _marked(best: Sample, other: Sample) -> bool:
+    return "other" in not_worse({"best": best, "other": other})
+
+
+def _printing_alike(sample: Sample, half: float = 0.05) -> list[Sample]:
+    """The corners of what rounds to the same mean and deviation, with one decimal each."""
+    means = (sample.mean - half, sample.mean + half)
+    deviations = [None] if sample.std is None else [max(sample.std - half, 0.0), sample.std + half]
+    return [replace(sample, mean=mean, std=std) for mean, std in product(means, deviations)]
 
 
 def comparisons(table: Table) -> int:
@@ -118,10 +154,13 @@ def _shows_changes(table: Table) -> bool:
     return settings and table.unit == "normalised score"
 
 
-def _samples(table: Table, row: str, seeds: int = SEEDS) -> dict[str, Sample]:
+def _samples(
+    table: Table, row: str, seeds: int = SEEDS, others: Mapping[str, int] | None = None
+) -> dict[str, Sample]:
+    """Printed means and deviations of all methods, with so many seeds but for `others`."""
     cells = {column.name: table[row, column.name] for column in table.columns}
     return {
-        name: Sample(cell.mean, cell.std, seeds)
+        name: Sample(cell.mean, cell.std, (others or {}).get(name, seeds))
         for name, cell in cells.items()
         if cell is not None and name != "data"
     }
@@ -172,11 +211,26 @@ def _tested_note(table: Table) -> str:
     )
     if not differing:
         return f"{text}."
-    words = [
-        f"{each.column} on {each.row} ({'marked' if each.printed else 'not marked'})"
-        for each in differing
+    causes = [
+        f"{_CAUSES[cause]}: {', '.join(cells)}"
+        for cause in _CAUSES
+        if (cells := [_in_words(each) for each in differing if each.cause == cause])
     ]
-    return f"{text}; it does not on {', '.join(words)}, as printed."
+    return f"{text}. Of the others: {'; '.join(causes)}."
+
+
+_CAUSES: dict[Cause, str] = {
+    "rounding": "within the rounding of the printed numbers",
+    "seeds": "by other numbers of seeds, one per method throughout ("
+    + ", ".join(f"{name} {count}" for name, count in LIKELY_SEEDS.items())
+    + ", inferred from the marks)",
+    "no deviation": "left unmarked where no deviation is printed, as if not tested",
+    "none": "by none of these",
+}
+
+
+def _in_words(cell: Disagreement) -> str:
+    return f"{cell.column} on {cell.row} ({'marked' if cell.printed else 'not marked'})"
 
 
 def _row_title(name: str) -> str:

@@ -310,17 +310,45 @@ def test_the_score_table(many: list[records.RunRecord]) -> None:
     assert cells["neubay, N = 5"].marked and not cells["neubay, ζ = 0.9"].marked
     assert cells["environment"].text == "Hopper-v4" and cells["hash"].text == "572b72f9"
     assert cells["data"].text == "d4rl:hopper_medium_replay"
-    assert cells["dataset"].text == "hopper-medium-replay-v2, D4RL locomotion"
+    assert cells["dataset"].text == "hopper-medium-replay-v2"
     assert (cells["NEUBAY"].mean, cells["NEUBAY"].std) == (110.6, 0.7)
     assert not cells["NEUBAY"].marked, "published numbers are beside ours, not among them"
     assert grid.rows[1].cells[-3].text == "-", "nothing was published on data of one's own"
 
 
-def test_markdown_tells_ours_from_what_was_published(many: list[records.RunRecord]) -> None:
-    header = tables.markdown(sweeps.score_grid(arrange(many))).splitlines()[2]
+def test_every_format_names_data_and_environment(many: list[records.RunRecord]) -> None:
+    of_the_paper = "published (paper, D4RL v2 data, Gym MuJoCo v2 env)"
+    one = [run for run in many if run.dataset == "hopper_medium_replay"]
+    grid = sweeps.score_grid(arrange(one))
+    ours = "ours (d4rl:hopper_medium_replay data, Hopper-v4 env)"
+    header = tables.markdown(grid).splitlines()[2].replace("\\", "")
     names = [name.strip() for name in header.strip("|").split("|")]
-    assert {"the data", "ours: neubay", "published: NEUBAY"} <= set(names)
+    assert {"the data", f"{ours}: neubay", f"{of_the_paper}: NEUBAY"} <= set(names)
     assert "NEUBAY" not in names and "neubay" not in names
+    for text in (tables.html(grid), tables.latex(grid).replace("\\_", "_")):
+        assert of_the_paper in text and ours in text
+    lines = tables.comma_separated(grid).splitlines()
+    for name, group in (("neubay", ours), ("NEUBAY", of_the_paper)):
+        assert any(f',{name},"{group}",' in line for line in lines)
+    both = sweeps.score_grid(arrange(many))
+    assert {heading.group for heading in both.headings if heading.name == "neubay"} == {
+        "ours (data and env of the row)"
+    }
+    assert [row.cells[-6].text for row in both.rows] == ["Hopper-v4"] * 2
+
+
+def test_benchmarks_have_columns_of_their_own(tmp_path: Path) -> None:
+    """What was published on other data and in another environment shares no column."""
+    hopper = make_run(tmp_path / "a", published="hopper-medium-replay-v2", rows=10)
+    other = make_run(tmp_path / "b", dataset="x", published="Hopper-v3-Low", rows=10)
+    grid = sweeps.score_grid(arrange(records.read_all([hopper, other])))
+    groups = [heading.group for heading in grid.headings if heading.name == "NEUBAY"]
+    assert groups == [
+        "published (paper, D4RL v2 data, Gym MuJoCo v2 env)",
+        "published (paper, NeoRL data, Gym MuJoCo v3 env)",
+    ]
+    first, second = ([cell.mean for cell in row.cells] for row in grid.rows)
+    assert (first[-6], first[-3]) == (110.6, None) and (second[-6], second[-3]) == (None, 30.3)
 
 
 def test_published_numbers_enter_no_aggregate(many: list[records.RunRecord]) -> None:

@@ -344,6 +344,14 @@ def test_rendered_averages_are_the_printed_ones(name: str) -> None:
             assert theirs.best == mine.best
 
 
+def test_the_papers_tables_name_data_and_environments() -> None:
+    loco, ablations = (paper.grid(published.table(n)) for n in ("d4rl_locomotion", "ablations"))
+    assert "D4RL v2 data, Gym MuJoCo v2 env" in loco.title
+    assert "D4RL v2 data, Gym MuJoCo v2 env" in tables.comma_separated(loco)
+    for one in published.benchmarks().values():
+        assert f"{one.title}: {one.data} data, {one.environment} env" in ablations.note
+
+
 def test_every_short_name_has_its_tables() -> None:
     shown = [grid.name for name in paper.SETS for grid in paper.grids(name)]
     assert sorted(shown) == sorted(published.tables())
@@ -393,5 +401,5 @@ def test_latex_is_escaped() -> None:
 
 def test_csv_has_a_line_per_cell_and_no_formula() -> None:
     lines = tables.comma_separated(NASTY).splitlines()
-    assert len(lines) == 4 and lines[0].startswith("row,column,group,text,mean,std,n")
+    assert len(lines) == 4 and lines[0].startswith("table,row,column,group,text,mean")
     assert lines[1].endswith(",1234.56,7.0,3,1,1,0") and "'=cmd()" in lines[2]

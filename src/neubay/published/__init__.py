@@ -62,6 +62,10 @@ class PaperBenchmark:
 
     name: BenchmarkName
     title: str
+    data: str
+    """Where the data of its results come from, with their version."""
+    environment: str
+    """Where its results were scored, with the version."""
     preset: Literal["locomotion", "adroit", "antmaze"]
     """The benchmark's key in the presets of `config.py`."""
     eta_phi_grid: tuple[float, ...]
@@ -147,6 +151,8 @@ def benchmarks() -> dict[BenchmarkName, PaperBenchmark]:
         name: PaperBenchmark(
             name=name,
             title=fields["title"],
+            data=fields["data"],
+            environment=fields["environment"],
             preset=fields["preset"],
             eta_phi_grid=tuple(fields["eta_phi_grid"]),
             kappa_grid=tuple(fields["kappa_grid"]),

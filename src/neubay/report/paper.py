@@ -80,7 +80,12 @@ def grid(table: Table) -> Grid:
         Heading(column.name, "the paper's own" if column.group == "ours" else column.group)
         for column in table.columns
     )
-    title = f"{table.title} ({table.unit})"
+    origins = _origins(table)
+    if len(origins) == 1:
+        title = f"{table.title} ({table.unit}; {origins[0]})"
+    else:
+        title = f"{table.title} ({table.unit})"
+        note += f" Of several benchmarks: {'; '.join(origins)}." if origins else ""
     corner = "dataset" if table.unit == "normalised score" else ""
     return Grid(table.name, title, note, corner, headings, tuple(rows))
 
@@ -231,6 +236,20 @@ _CAUSES: dict[Cause, str] = {
 
 def _in_words(cell: Disagreement) -> str:
     return f"{cell.column} on {cell.row} ({'marked' if cell.printed else 'not marked'})"
+
+
+def _origins(table: Table) -> list[str]:
+    """The data and environments behind the rows, each benchmark once."""
+    known = published.benchmarks()
+    of_row: dict[str, str] = {name: name for name in known}
+    of_row |= {name: each.benchmark for name, each in published.datasets().items()}
+    names = dict.fromkeys(of_row[row] for row in table.rows if row in of_row)
+    several = len(names) > 1
+    return [
+        (f"{one.title}: " if several else "") + f"{one.data} data, {one.environment} env"
+        for name, one in known.items()
+        if name in names
+    ]
 
 
 def _row_title(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from neubay import published
+from neubay.published import PaperBenchmark
 from neubay.report.groups import Data, Group, labels, show
 from neubay.report.records import RunRecord, Settings
 from neubay.report.statistics import (
@@ -27,22 +28,39 @@ Interval = tuple[float, float, float]
 
 
 def score_grid(datasets: Sequence[Data]) -> Grid:
-    """A row per dataset: ours per group, and in columns of their own what was published."""
+    """A row per dataset: ours per group, and what was published in columns of their own, a set per
+    benchmark. The headings of both name the data and the environment they come from."""
     known = {g.label for data in datasets for g in data.groups if g.sample is not None}
     shown = [label for label in labels(datasets) if label in known] or labels(datasets)
-    published_too = any(_published_name(data.first) for data in datasets)
-    headings = [Heading("the data"), *(Heading(label, "ours") for label in shown)]
+    benchmarks = list(dict.fromkeys(filter(None, (_benchmark(data.first) for data in datasets))))
+    headings = [Heading("the data"), *(Heading(label, _our_origin(datasets)) for label in shown)]
     headings += [Heading(name, "ours come from") for name in ("environment", "data", "hash")]
-    if published_too:
-        headings += [Heading(name, "published") for name in ("NEUBAY", "best method", "dataset")]
+    for one in benchmarks:
+        names = ("NEUBAY", "best method", "dataset")
+        headings += [Heading(name, published_origin(one)) for name in names]
     rows = []
     for data in datasets:
         cells = [_data_cell(data), *_our_cells(data, shown), *_where_cells(data.first)]
-        if published_too:
-            cells += _published_cells(data.first)
+        for one in benchmarks:
+            own = _benchmark(data.first) == one
+            cells += _published_cells(data.first) if own else [Cell()] * 3
         rows.append(Row(f"{data.title} ({_unit(data)})", tuple(cells)))
-    note = _score_note(datasets, published_too)
+    note = _score_note(datasets, bool(benchmarks))
     return Grid("scores", "Scores", note, "dataset", tuple(headings), tuple(rows))
+
+
+def published_origin(benchmark: PaperBenchmark) -> str:
+    """Where published numbers come from, in the words of a heading."""
+    return f"published (paper, {benchmark.data} data, {benchmark.environment} env)"
+
+
+def _our_origin(datasets: Sequence[Data]) -> str:
+    """Where ours come from: in the heading if it is one place, and else in the row."""
+    places = {(_source(data.first), data.first.environment) for data in datasets}
+    if len(places) > 1:
+        return "ours (data and env of the row)"
+    source, environment = places.pop()
+    return f"ours ({source} data, {environment or 'no'} env)"
 
 
 def _our_cells(data: Data, shown: Sequence[str]) -> list[Cell]:
@@ -65,9 +83,13 @@ def _data_cell(data: Data) -> Cell:
 
 
 def _where_cells(run: RunRecord) -> list[Cell]:
-    facts = run.about["dataset"]
-    source = str(facts.get("source", run.dataset)).rsplit("/", 1)[-1]
-    return [Cell(run.environment or "none"), Cell(source), Cell(str(facts["hash"])[:8])]
+    where = (run.environment or "none", _source(run), str(run.about["dataset"]["hash"])[:8])
+    return [Cell(text) for text in where]
+
+
+def _source(run: RunRecord) -> str:
+    """Where the data come from, without folders."""
+    return str(run.about["dataset"].get("source", run.dataset)).rsplit("/", 1)[-1]
 
 
 def _published_cells(run: RunRecord) -> list[Cell]:
@@ -88,13 +110,18 @@ def _published_cells(run: RunRecord) -> list[Cell]:
     return [
         Cell() if method is None else Cell.of(Sample(method.mean, method.std, 6)),
         Cell() if best_cell is None else Cell(f"{best} {best_cell.mean:.1f}"),
-        Cell(f"{name}, {table.title}"),
+        Cell(name),
     ]
 
 
 def _published_name(run: RunRecord) -> str | None:
     name = run.about["dataset"].get("published")
     return name if name in published.datasets() else None
+
+
+def _benchmark(run: RunRecord) -> PaperBenchmark | None:
+    name = _published_name(run)
+    return None if name is None else published.benchmarks()[published.datasets()[name].benchmark]
 
 
 def _score_note(datasets: Sequence[Data], published_too: bool) -> str:

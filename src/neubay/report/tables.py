@@ -146,15 +146,14 @@ def comma_separated(grid: Grid) -> str:
     """A line per cell, with every number in full: easy to filter, group and plot."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["row", "column", "group", "text", "mean", "std", "n", "best", "marked", "shade"]
-    )
+    names = ["table", "row", "column", "group", "text"]
+    writer.writerow([*names, "mean", "std", "n", "best", "marked", "shade"])
     for row in grid.rows:
         for heading, cell in zip(grid.headings, row.cells, strict=True):
             numbers = ["" if value is None else value for value in (cell.mean, cell.std, cell.n)]
             flags = [int(cell.best), int(cell.marked), cell.shade]
-            names = [_csv_text(name) for name in (row.name, heading.name, heading.group, cell.text)]
-            writer.writerow([*names, *numbers, *flags])
+            texts = (grid.title, row.name, heading.name, heading.group, cell.text)
+            writer.writerow([*map(_csv_text, texts), *numbers, *flags])
     return text.getvalue()
 
 

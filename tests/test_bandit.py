@@ -259,23 +259,26 @@ def test_a_bandit_goes_on(
         played = bandit.run("paper", 1, tmp_path / "run", penalties=(0.0,), overrides=SMALL)
         return {name: value for name, value in played.items() if name != "seconds"}
 
-    def stopping(*arguments: Any, **named: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return imagine(*arguments, **named)
+    def stop_in(home: Any, name: str) -> None:
+        def stopping(*arguments: Any, **named: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return original(*arguments, **named)
 
-    imagine = imagination.imagine
+        original = getattr(home, name)
+        with monkeypatch.context() as patch, pytest.raises(runs.Stopped):
+            patch.setattr(home, name, stopping)
+            play()
+
     whole = {name: value for name, value in summary[0].items() if name != "seconds"}
-    monkeypatch.setattr(imagination, "imagine", stopping)
-    with pytest.raises(runs.Stopped):
-        play()
-    monkeypatch.undo()
+    stop_in(imagination, "imagine")
     assert rundir.look(tmp_path / "run" / "lambda-0").state == "unfinished"
     assert play() == whole
     shutil.rmtree(tmp_path / "run" / "lambda-0")
     (tmp_path / "run" / "summary.json").unlink()
-    assert play() == whole
+    stop_in(bandit, "compare")  # after the agent's last pause
+    assert rundir.is_finished(tmp_path / "run")
     assert play() == whole  # finished: read
-    tally(2, "what was finished is read, what was not goes on; the same numbers")
+    tally(3, "what was finished is read, what was not goes on; the same numbers")
 
 
 def test_curves_give_every_bandit_its_own_episodes(tmp_path: Path) -> None:

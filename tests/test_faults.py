@@ -11,6 +11,7 @@ import math
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -131,14 +132,9 @@ def test_a_relative_directory_does_as_well(
 def test_a_run_that_is_killed_ends_as_if_it_never_had_been(tmp_path: Path, tally: Tally) -> None:
     orders = {"folder": str(tmp_path), "seed": 1, "kills": 30, "random_share": 0.35}
     (tmp_path / "orders.json").write_text(json.dumps(orders))
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jit"),  # a new start need not compile again
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-    }
     finished = subprocess.run(
         [sys.executable, str(TESTS / "fault_driver.py"), str(tmp_path / "orders.json")],
-        env=environment,
+        env=os.environ | _compiled_once(tmp_path),
         capture_output=True,
         text=True,
         timeout=880,
@@ -181,6 +177,93 @@ def test_signals_are_answered_at_a_safe_point(
         assert told == [f"going on from step {step} of 300"]
         assert outcome(directory) == reference
     tally(len(points), "current step finished, all saved, resumed bit for bit")
+
+
+@pytest.mark.faults("signals outside of a training's steps")
+def test_signals_outside_of_the_steps_are_answered_too(
+    data: Dataset, config: TrainConfig, reference: dict, tmp_path: Path, tally: Tally
+) -> None:
+    def ask(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def ask_in_the_last_stage(progress: world.Progress) -> None:
+        if progress.stage == "uncertainty":
+            ask()
+
+    place, seen, whole = tmp_path / "world", set(), world.fit(data, config.world, 0)
+    with pytest.raises(runs.Stopped):
+        world.fit(data, config.world, 0, directory=place, progress=ask_in_the_last_stage)
+    assert not world.is_whole(place)
+    with _before(fitting, "save", ask), pytest.raises(runs.Stopped):
+        world.fit(data, config.world, 0, directory=place, progress=lambda p: seen.add(p.stage))
+    assert seen == {"uncertainty"}  # the training itself was over
+    again = world.load(place, data)
+    assert runs.tree_hash(again.world) == runs.tree_hash(whole.world)
+    assert again.data_uncertainty.tobytes() == whole.data_uncertainty.tobytes()
+    with pytest.raises(runs.Stopped):  # at the last step: only the result is missing
+        train(data, config, tmp_path / "last", stop_at(300))
+    assert not rundir.is_finished(tmp_path / "last")
+    with _before(experiment, "posterior_estimate", ask), pytest.raises(runs.Stopped):
+        train(data, config, tmp_path / "last")
+    assert outcome(tmp_path / "last") == reference
+    tally(4, "the step finished, all saved; gone on with bit for bit, nothing trained twice")
+
+
+@contextlib.contextmanager
+def _before(home: object, name: str, act: Callable[[], None]) -> Iterator[None]:
+    """Do something before each call of a function."""
+    original = getattr(home, name)
+
+    def call(*arguments: object, **named: object) -> object:
+        act()
+        return original(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, name, call)
+        yield
+
+
+@pytest.mark.faults("SIGTERM to a real command")
+def test_a_command_that_is_terminated_says_how_to_go_on_and_does(
+    tmp_path: Path, tally: Tally
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(json.dumps(tiny(agent={"steps": 1000}).model_dump()))
+    environment = os.environ | _compiled_once(tmp_path) | {"NEUBAY_CACHE": str(tmp_path / "cache")}
+
+    def start(arguments: list[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from neubay.cli import main; main()", *arguments]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    asked = ["train", "pendulum", "--config", str(tmp_path / "tiny.yaml")]
+    asked += ["--out", str(tmp_path / "run")]
+    metrics, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 200
+    with start(asked) as running:
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < patience:
+            time.sleep(0.02)
+        running.terminate()
+        said, _ = running.communicate()
+    assert running.returncode == 128 + signal.SIGTERM
+    left = rundir.look(tmp_path / "run")
+    assert left.state == "unfinished" and 0 < left.step < 1000
+    advice = said.split("everything up to here is saved; to go on: neubay ")[1]
+    assert shlex.split(advice) == asked
+    with start(shlex.split(advice)) as running:
+        said, _ = running.communicate()
+    assert running.returncode == 0
+    assert f"going on from step {left.step:,} of 1,000" in said
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [row["step"] for row in rows if row["kind"] == "train"]
+    assert steps == list(range(50, 1001, 50))
+    tally(1, "saved, exit code 143; the command that it printed went on and finished")
+
+
+def _compiled_once(folder: Path) -> dict[str, str]:
+    """An environment in which a new process need not compile again what another did."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "jit"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
 
 
 @pytest.mark.faults("exit code and advice after a signal")

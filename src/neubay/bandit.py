@@ -173,6 +173,7 @@ def run(
         if not rundir.is_finished(directory):
             summary = _run(preset, seed, directory, penalties, overrides or {}, report, track)
             runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
+            runs.leave_if_asked()
         return runs.read_json(directory / rundir.SUMMARY_FILE)
 
 
@@ -216,6 +217,7 @@ def _run(
     }
     for penalty, chosen in configs.items():
         name = f"{penalty:g}"
+        runs.leave_if_asked()
         report(f"agent with lambda = {name}")
         result = experiment.run(
             dataset,

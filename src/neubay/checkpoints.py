@@ -183,7 +183,7 @@ class Checkpoints:
                 self._keep(state, {} if ended else experience.state_dict(), at)
             now = time.monotonic()
             self._next = now + (max(self.every, (now - begun) / SHARE) if self.every else 0.0)
-        if stop and not ended:
+        if stop:
             raise runs.Stopped(stop)
 
     def _keep(self, state: PyTree, experience: dict[str, np.ndarray], at: Position) -> None:

@@ -3,12 +3,16 @@
 Commands are imported only when they are called, so that `neubay --help` is instant.
 """
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import NoReturn
 
 import tyro
@@ -63,7 +67,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     errors = Console(stderr=True, highlight=False)
     try:
-        code = _dispatch(arguments)
+        with _terminable():
+            code = _dispatch(arguments)
     except NeubayError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         code = 2
@@ -74,6 +79,27 @@ def main(argv: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+class _Terminated(KeyboardInterrupt):
+    signum = signal.SIGTERM
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does: half-made files go, and it can say how to go on."""
+
+    def end(signum: int, frame: FrameType | None) -> NoReturn:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(arguments: list[str]) -> int:

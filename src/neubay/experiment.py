@@ -132,6 +132,7 @@ def run(
         summary["seconds"] = seconds | {"total": sum(seconds.values())}
         runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
         checkpoints.finish()
+        runs.leave_if_asked()
         return Result(policy, fitted, summary, directory)
 
 

@@ -225,8 +225,7 @@ def locked(directory: Path, waiting: Report | None = None) -> Iterator[None]:
                 if not told:
                     waiting(f"{directory}: waiting for {_holder(file)}")
                     told = True
-                if _held_back:
-                    raise Stopped(_held_back[0]) from None
+                leave_if_asked()
                 time.sleep(_PATIENCE)
             except OSError as error:
                 raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
@@ -290,9 +289,10 @@ _held_back: list[int] | None = None  # signals that arrived, while they are held
 def deferred_signals() -> Iterator[Callable[[], int]]:
     """Hold SIGINT and SIGTERM back; the yielded function gives the one that has arrived, or 0.
 
-    The caller asks at points where its state is whole, saves, and raises `Stopped`. A second signal
-    stops at once, with what the last checkpoint has. Inside another such block this one shares its
-    signals. Outside the main thread signals cannot be held back, and none arrive.
+    The caller asks at points where its state is whole, saves, and raises `Stopped`; where nothing
+    is left to save, `leave_if_asked` does. A second signal stops at once, with what the last
+    checkpoint has. Inside another such block this one shares its signals. Outside the main thread
+    signals cannot be held back, and none arrive.
     """
     global _held_back
     if threading.current_thread() is not threading.main_thread():
@@ -317,3 +317,9 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
         _held_back = None
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def leave_if_asked() -> None:
+    """A safe point: raises `Stopped` where a signal is held back that asks to end."""
+    if _held_back:
+        raise Stopped(_held_back[0])

@@ -59,6 +59,7 @@ def ablate(arguments: list[str]) -> int:
         "interrupted; what is finished is not run again.",
     )
     from neubay import ablations, data
+    from neubay.commands.display import stopped
 
     settings = flags.settings
     dataset = data.load(settings.dataset, settings.task)
@@ -75,9 +76,9 @@ def ablate(arguments: list[str]) -> int:
         f"preset {settings.preset or default_preset()}, over {flags.over}: "
         f"{len(planned)} runs in {folder}"
     )
-    again = shlex.join(["neubay", "ablate", *arguments])
-    failed = _train(console, dataset, settings, planned, again)
-    _report(flags.over, folder, planned)
+    with stopped(console, shlex.join(["neubay", "ablate", *arguments])):
+        failed = _train(console, dataset, settings, planned)
+        _report(flags.over, folder, planned)
     return 1 if failed else 0
 
 
@@ -97,35 +98,33 @@ def _command(settings: Settings, run: "Planned") -> str:
 
 
 def _train(
-    console: Console,
-    dataset: "Dataset",
-    settings: Settings,
-    planned: "Sequence[Planned]",
-    again: str,
+    console: Console, dataset: "Dataset", settings: Settings, planned: "Sequence[Planned]"
 ) -> int:
     """Run what is not finished; how many runs diverged."""
-    from neubay import ablations, rundir
+    from neubay import ablations, rundir, runs
 
     failed = 0
     main = {run.seed: run.config for run in planned if run.arm.name == ablations.MAIN}
-    for number, run in enumerate(planned, start=1):
-        finished = rundir.is_finished(run.directory)
-        console.print(
-            f"[bold]{number} of {len(planned)}: {run.arm.name}[/], seed {run.seed}"
-            + (", finished before" if finished else "")
-        )
-        if not finished:
-            ablations.share_pool(dataset, main[run.seed], run.config)
-        about: dict[str, Any] = {
-            "command": _command(settings, run),
-            "preset": settings.preset or default_preset(),
-            "variant": "neubay",
-        }
-        try:
-            run_shown(console, dataset, run.config, run.directory, again=again, about=about)
-        except TrainingError as error:
-            failed += 1
-            console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)
+    with runs.deferred_signals():
+        for number, run in enumerate(planned, start=1):
+            finished = rundir.is_finished(run.directory)
+            console.print(
+                f"[bold]{number} of {len(planned)}: {run.arm.name}[/], seed {run.seed}"
+                + (", finished before" if finished else "")
+            )
+            if not finished:
+                ablations.share_pool(dataset, main[run.seed], run.config)
+            about: dict[str, Any] = {
+                "command": _command(settings, run),
+                "preset": settings.preset or default_preset(),
+                "variant": "neubay",
+            }
+            try:
+                run_shown(console, dataset, run.config, run.directory, about=about)
+            except TrainingError as error:
+                failed += 1
+                console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)
+            runs.leave_if_asked()
     return failed
 
 

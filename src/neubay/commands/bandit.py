@@ -82,7 +82,7 @@ def bandit(
             report=lambda text: console.print(text, markup=False, soft_wrap=True),
             track=_progress(console),
         )
-    _write_report([summary], directory, "png")
+        _write_report([summary], directory, "png")
     _show(console, summary, directory)
 
 

@@ -53,6 +53,7 @@ def train(arguments: list[str]) -> int:
         "interrupted goes on where it was when the same command is given again.",
     )
     from neubay import data, experiment, rundir, tracking, world
+    from neubay.commands.display import stopped
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
@@ -78,17 +79,17 @@ def train(arguments: list[str]) -> int:
         "preset": preset,
         "variant": settings.variant,
     }
-    result = run_shown(
-        console,
-        dataset,
-        config,
-        directory,
-        again=command,
-        fitted=fitted,
-        about=about,
-        trackers=trackers,
-        checkpoint_seconds=flags.checkpoint_seconds,
-    )
+    with stopped(console, command):
+        result = run_shown(
+            console,
+            dataset,
+            config,
+            directory,
+            fitted=fitted,
+            about=about,
+            trackers=trackers,
+            checkpoint_seconds=flags.checkpoint_seconds,
+        )
     if finished:
         console.print("[bold]finished before[/]: nothing was trained, this is its result")
     _summary(console, result.summary, directory)
@@ -116,17 +117,15 @@ def run_shown(
     config: TrainConfig,
     directory: Path,
     *,
-    again: str,
     trackers: Sequence["Tracker"] = (),
     **options: Any,
 ) -> "Result":
-    """`experiment.run` with its progress on the console; `again` is the command to go on with."""
+    """`experiment.run` with its progress on the console."""
     from neubay import experiment
-    from neubay.commands.display import Display, live_display, stopped, world_progress
+    from neubay.commands.display import Display, live_display, world_progress
 
     display = Display(config.agent.steps, _data_return(dataset))
     with (
-        stopped(console, again),
         live_display(console, display) as shown,
         world_progress(console, config.world) as progress,
     ):

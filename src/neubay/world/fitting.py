@@ -54,11 +54,14 @@ CHECKPOINT_SECONDS = 60.0
 _UNCERTAINTY_ROWS = 128  # transitions that all members predict at once; few, to stay in cache
 
 
+Stage = Literal["training", "uncertainty"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Where a fit is, for a display."""
 
-    stage: Literal["training", "uncertainty"]
+    stage: Stage
     share: float  # of the running epoch, or of the data whose uncertainty is measured
     seconds: float  # of training, those before an interruption included
     history: list[EpochRecord]  # an entry for each completed epoch
@@ -87,6 +90,7 @@ def fit(
     With a `directory`, the fit goes on where an interrupted one left it there, is saved there, and
     is read from there once it is finished; a process that trains there is waited for. `progress`
     may raise KeyboardInterrupt to stop. `report` is told in a sentence what a user should know.
+    `runs.Stopped` is raised where SIGINT or SIGTERM ended it.
     """
     show = progress or (lambda _: None)
     wanted = identity(dataset.hash, config, seed)
@@ -95,13 +99,14 @@ def fit(
     if os.path.isfile(directory / WORLD_FILE):
         return _found(directory, wanted)
     try:
-        with runs.locked(directory, waiting=report):
+        with runs.deferred_signals(), runs.locked(directory, waiting=report):
             if os.path.isfile(directory / WORLD_FILE):  # by the process that was waited for
                 return _found(directory, wanted)
             checkpoint = Checkpoint(directory / CHECKPOINT_FILE, wanted, report)
             fitted = _fit(dataset, config, seed, checkpoint, show)
             save(fitted, directory)
             checkpoint.remove()
+            runs.leave_if_asked()
             return fitted
     except OSError as error:
         raise WorldError(
@@ -120,22 +125,21 @@ def _fit(
     dataset: Dataset, config: WorldConfig, seed: int, checkpoint: "Checkpoint | None", show: Show
 ) -> FittedWorld:
     scaler = _checked_scaler(dataset)
-    state = _train_pool(dataset, config, seed, scaler, checkpoint, show)
-    scores = np.asarray(state.best.score)
-    kept = select(scores, config.members)
-    world = World(
-        members=jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[kept]), state.best.members),
-        scaler=scaler,
-        reward_only=dataset.task.reward_only,
-        quantifier=config.quantifier,
-    )
+    with runs.deferred_signals() as signalled:
+        pauses = _Pauses(checkpoint, show, signalled)
+        state = _train_pool(dataset, config, seed, scaler, checkpoint, pauses)
+        scores = np.asarray(state.best.score)
+        kept = select(scores, config.members)
+        best = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[kept]), state.best.members)
+        world = World(best, scaler, dataset.task.reward_only, config.quantifier)
+        uncertainty = uncertainty_over(
+            world, dataset, lambda share: pauses.pause(state, "uncertainty", share)
+        )
     return FittedWorld(
         world=world,
         scores=scores,
         kept=kept,
-        data_uncertainty=uncertainty_over(
-            world, dataset, lambda share: show(state.progress("uncertainty", share))
-        ),
+        data_uncertainty=uncertainty,
         history=state.history,
         seconds=state.seconds,
         config=config,
@@ -157,7 +161,7 @@ def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
         fitted,
         world=smaller,
         kept=fitted.kept[:members],
-        data_uncertainty=uncertainty_over(smaller, dataset),
+        data_uncertainty=uncertainty_over(smaller, dataset, lambda _: runs.leave_if_asked()),
         config=fitted.config.model_copy(update={"members": members}),
     )
 
@@ -208,7 +212,7 @@ class State:
         self.shares = 0
         self.waited = 0 if improved.any() else self.waited + 1
 
-    def progress(self, stage: Literal["training", "uncertainty"], share: float) -> Progress:
+    def progress(self, stage: Stage, share: float) -> Progress:
         return Progress(stage, share, self.seconds, self.history, self.waited)
 
 
@@ -289,7 +293,7 @@ def _train_pool(
     seed: int,
     scaler: Scaler,
     checkpoint: Checkpoint | None,
-    show: Show,
+    pauses: "_Pauses",
 ) -> State:
     """Epochs until no member has improved for `patience` of them, or the cap is reached."""
     recipe = Recipe.of(dataset.task, config)
@@ -308,21 +312,19 @@ def _train_pool(
     state = _begun(checkpoint, learner, best, recipe.layout)
     del learner, best  # spread out, they would be held twice
 
-    with runs.deferred_signals() as signalled:
-        pauses = _Pauses(state.seconds, checkpoint, show, signalled)
-        while not state.ended(config):
-            for share in epochs.shares(state.epoch, state.shares):
-                # One call in flight: where calls do not wait, the next chunk is read while it runs.
-                jax.block_until_ready(state.lanes)
-                shuffles = epoch_shuffles(keys, state.epoch, share.chunk)
-                state.lanes = train(state.lanes, shuffles, share, scaler, recipe)
-                state.shares += 1
-                pauses.pause(state, state.shares / len(epochs))
-            members = joined([lane.members for lane in state.lanes])
-            score = validate(members, validation, scaler, recipe)
-            state.best, improved = keep_best(state.best, members, score, config)
-            state.end_epoch(np.asarray(score), np.asarray(improved))
-            pauses.pause(state, 0.0)
+    while not state.ended(config):
+        for share in epochs.shares(state.epoch, state.shares):
+            # One call in flight: where calls do not wait, the next chunk is read while it runs.
+            jax.block_until_ready(state.lanes)
+            shuffles = epoch_shuffles(keys, state.epoch, share.chunk)
+            state.lanes = train(state.lanes, shuffles, share, scaler, recipe)
+            state.shares += 1
+            pauses.pause(state, "training", state.shares / len(epochs))
+        members = joined([lane.members for lane in state.lanes])
+        score = validate(members, validation, scaler, recipe)
+        state.best, improved = keep_best(state.best, members, score, config)
+        state.end_epoch(np.asarray(score), np.asarray(improved))
+        pauses.pause(state, "training", 0.0)
     return state
 
 
@@ -330,23 +332,23 @@ class _Pauses:
     """Points where the state is whole: it is shown, saved when it is time, and can be left."""
 
     def __init__(
-        self,
-        seconds: float,
-        checkpoint: Checkpoint | None,
-        show: Show,
-        signalled: Callable[[], int],
-    ):
-        self._begun, self._saved = time.monotonic() - seconds, time.monotonic()
+        self, checkpoint: Checkpoint | None, show: Show, signalled: Callable[[], int]
+    ) -> None:
+        self._last = self._saved = time.monotonic()
         self._checkpoint, self._show, self._signalled = checkpoint, show, signalled
 
-    def pause(self, state: State, share: float) -> None:
-        state.seconds = time.monotonic() - self._begun
-        stop = self._signalled()
+    def pause(self, state: State, stage: Stage, share: float) -> None:
+        now = time.monotonic()
+        due = False
+        if stage == "training":  # afterwards the state stays as it is
+            state.seconds += now - self._last
+            due = now - self._saved > CHECKPOINT_SECONDS
+        self._last = now
         try:
-            self._show(state.progress("training", share))
+            self._show(state.progress(stage, share))
+            stop = self._signalled()
         except KeyboardInterrupt:
             stop = signal.SIGINT
-        due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
         if self._checkpoint is not None and (stop or due):
             self._checkpoint.save(state)
             self._saved = time.monotonic()

@@ -120,8 +120,12 @@ def test_a_resumed_stretch_counts_as_it_was_done_last(tmp_path: Path) -> None:
         ("run.json", '{"layout": 99}', "layout 99, this version of neubay reads up to 2"),
         ("run.json", '{"config": {"seed": 0}, "dataset": {"name": "x"}}', "damaged"),
         ("summary.json", '{"environment": 3}', "damaged, or of another version"),
-        ("metrics.jsonl", '{"kind": "train", "step"\n', "cannot be read"),
-        ("metrics.jsonl", '{"kind": "train", "step": null}\n', "damaged"),
+        (
+            "metrics.jsonl",
+            '{"kind": "train", "step"\n',
+            "line 1: .*Expecting ':' delimiter.*damaged",
+        ),
+        ("metrics.jsonl", '{"kind": "train", "step": null}\n', "line 1: .*damaged"),
     ],
 )
 def test_damage_is_explained(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -518,6 +522,32 @@ def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     check_page(text := (out / "index.html").read_text(encoding="utf-8"))
     assert "There is no saved policy yet" in text, "a clear line where nothing can be shown"
     assert "index.html written" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_left_out_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "runs", tmp_path / "out"
+    for seed in range(4):
+        make_run(folder / f"s{seed}", seed=seed, rows=10)
+    metrics = folder / "s1" / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[8] = lines[8][:40] + "\n"  # an evaluation before it, so that rows and lines differ
+    metrics.write_text("".join(lines), encoding="utf-8")
+    about = json.loads((folder / "s3" / "run.json").read_text(encoding="utf-8"))
+    del about["config"]
+    (folder / "s3" / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    assert run_command("report", str(folder), "--no-film", "--out", str(out)) == 0
+    told = capsys.readouterr()
+    assert f"{metrics}, line 9:" in told.err and f"{folder / 's3'}: its files" in told.err
+    assert "over 2 finished seeds" in told.out
+    text = check_page((out / "index.html").read_text(encoding="utf-8")).text
+    assert text.count("A run is left out") == 2 and f"{metrics}, line 9:" in text
+    for seed in (0, 2):
+        (folder / f"s{seed}" / "run.json").write_text("{", encoding="utf-8")
+    assert run_command("report", str(folder), "--out", str(out)) == 2
+    told = capsys.readouterr()
+    assert "no run can be read" in told.err and "line 9" in told.err
 
 
 def test_report_of_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from neubay.errors import ConfigError
+from neubay.errors import ConfigError, RunError
 
 Row = dict[str, Any]
 Tracker = Callable[[Row], None]
@@ -55,12 +55,21 @@ def read_metrics(
         last = sum(1 for _ in _lines(path, marker)) - 1
         wanted = {round(i * last / max(points - 1, 1)) for i in range(points)}
     columns: dict[str, list[float]] = {"step": []}
-    for number, line in enumerate(_lines(path, marker)):
-        if wanted is not None and number not in wanted:
+    for row_number, (line_number, line) in enumerate(_lines(path, marker)):
+        if wanted is not None and row_number not in wanted:
             continue
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+            step = float(row["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            # JSON's own message counts the lines of what it was given, which is a single one.
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise RunError(
+                f"{path}, line {line_number}: not a row of numbers with its step ({reason}); the "
+                "file is damaged"
+            ) from None
         before = len(columns["step"])
-        columns["step"].append(float(row["step"]))
+        columns["step"].append(step)
         for name, value in scalars(row):
             column = columns.setdefault(name, [])
             column.extend([math.nan] * (before - len(column)))
@@ -72,12 +81,13 @@ def read_metrics(
     }
 
 
-def _lines(path: Path, marker: bytes) -> Iterator[bytes]:
-    """The whole lines of a file that begin with a marker, as far as a line's first words go."""
+def _lines(path: Path, marker: bytes) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a file that begin with a marker, as far as a line's first words go, each
+    with its number in the file."""
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             if marker in line[:100] and line.endswith(b"\n"):
-                yield line
+                yield number, line
 
 
 def tensorboard(directory: Path) -> Tracker:

@@ -35,7 +35,8 @@ def report(
     as Markdown, CSV and LaTeX. One run is shown in full, several are compared.
 
     Args:
-        runs: Run directories, finished or not.
+        runs: Run directories, finished or not, or folders of them; of several, those that are
+            damaged are left out, with a warning.
         paper: Print the paper's own tables instead: locomotion, neorl, adroit, antmaze, ablations,
             costs or neorl2.
         out: Where to write; by default report for runs, and nowhere for the paper's tables.
@@ -51,12 +52,15 @@ def report(
             print("\n".join(tables.markdown(grid) for grid in shown.grids), end="")
             return
     else:
-        found = records.read_all(list(runs))
+        left_out: list[str] = []
+        found = records.read_all(list(runs), left_out)
+        for problem in left_out:
+            print(f"warning: left out: {problem}", file=sys.stderr)
         if len(found) == 1:
             reel, maze = _episode(found[0]) if film else (None, None)
-            shown = page.one_run(found[0], reel=reel, maze=maze)
+            shown = page.one_run(found[0], reel=reel, maze=maze, left_out=left_out)
         else:
-            shown = page.many_runs(found)
+            shown = page.many_runs(found, left_out=left_out)
     folder = out or Path("report")
     paths = shown.save(folder)
     for grid in shown.grids:

@@ -11,7 +11,7 @@ from neubay.errors import NeubayError
 from neubay.report import document as html
 from neubay.report import figures, paper, run_figures, sweeps, tables
 from neubay.report.document import Picture
-from neubay.report.findings import findings, promised
+from neubay.report.findings import Finding, findings, promised
 from neubay.report.groups import Data, arrange, labels, show
 from neubay.report.records import RunRecord, newest
 from neubay.report.reel import Reel
@@ -86,8 +86,9 @@ def one_run(
     reel: Reel | None = None,
     maze: Picture | None = None,
     refresh: int | None = None,
+    left_out: Sequence[str] = (),
 ) -> Report:
-    """The page of a single run."""
+    """The page of a single run. `left_out` tells of others that could not be read."""
     drawn = run_pictures(run) + ([maze] if maze is not None else [])
     lead = (
         f"<h1>{html.escape(run.dataset)}{html.badge(_status(run))}</h1>"
@@ -95,7 +96,7 @@ def one_run(
         + html.tiles(_facts(run))
     )
     body = [
-        _notices(run),
+        _notices([*_unread(left_out), *findings(run)]),
         html.heading(2, "How it went"),
         html.pictures(drawn, "run"),
         *([_film(reel, 2)] if reel is not None else []),
@@ -214,11 +215,15 @@ def _last_step(run: RunRecord) -> int:
     return int(steps[-1]) if len(steps) else 0
 
 
-def _notices(run: RunRecord) -> str:
+def _unread(problems: Sequence[str]) -> list[Finding]:
+    return [Finding("warning", "A run is left out", problem) for problem in problems]
+
+
+def _notices(found: Sequence[Finding]) -> str:
     items = "".join(
         f'<li class="{finding.kind}"><b>{html.escape(finding.title)}</b>'
         f"<span>{html.escape(finding.text)}</span></li>"
-        for finding in findings(run)
+        for finding in found
     )
     return f'<ul class="findings">{items}</ul>' if items else ""
 
@@ -281,8 +286,9 @@ def _python_call(run: RunRecord) -> str:
 # --- Many runs -----------------------------------------------------------------------------------
 
 
-def many_runs(runs: Sequence[RunRecord], *, refresh: int | None = None) -> Report:
-    """The page of several runs: tables, aggregates, sweeps, and every run folded away."""
+def many_runs(runs: Sequence[RunRecord], *, left_out: Sequence[str] = ()) -> Report:
+    """The page of several runs: tables, aggregates, sweeps, and every run folded away. `left_out`
+    tells of others that could not be read."""
     datasets = arrange(runs)
     grids = [sweeps.score_grid(datasets)]
     if (aggregate := sweeps.aggregate_grid(datasets)) is not None:
@@ -303,7 +309,7 @@ def many_runs(runs: Sequence[RunRecord], *, refresh: int | None = None) -> Repor
         + f"<nav aria-label='Sections'><ul>{links}</ul></nav>"
     )
     body = [html.heading(2, title, name) + content for name, title, content in shown]
-    page = html.document(_many_title(datasets), lead, body, refresh=refresh)
+    page = html.document(_many_title(datasets), lead, [_notices(_unread(left_out)), *body])
     intervals = _interval_pictures(datasets)
     return Report(page, (*intervals, *compared, *curves), (*grids, *sensitive))
 
@@ -370,7 +376,7 @@ def _folded_run(number: int, run: RunRecord) -> str:
     content = (
         html.paragraph(_subtitle(run), "lead")
         + html.tiles(_facts(run))
-        + _notices(run)
+        + _notices(findings(run))
         + html.pictures(_overview(run), f"run{number}")
         + _origin(run)
     )

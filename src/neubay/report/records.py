@@ -3,9 +3,8 @@
 A run that is still going on has no summary yet; it is shown as far as it has come.
 """
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -189,8 +188,13 @@ def read(directory: Path) -> RunRecord:
     return record
 
 
-def read_all(places: list[Path]) -> list[RunRecord]:
-    """Read several run directories, and all in folders of them, each once, in the order given."""
+def read_all(places: list[Path], left_out: list[str] | None = None) -> list[RunRecord]:
+    """Read several run directories, and all in folders of them, each once, in the order given.
+
+    Args:
+        left_out: gets what is wrong with each run that cannot be read, so that one does not stop
+            the others. Where it is not given, or none is left, that is an error.
+    """
     if not places:
         raise NeubayError(
             "name run directories, such as runs/pendulum-neubay-seed0, or a table of the paper: "
@@ -200,7 +204,17 @@ def read_all(places: list[Path]) -> list[RunRecord]:
     once: dict[Path, Path] = {}
     for directory in directories:
         once.setdefault(directory.resolve(), directory)
-    return [read(directory) for directory in once.values()]
+    found = []
+    for directory in once.values():
+        try:
+            found.append(read(directory))
+        except RunError as error:
+            if left_out is None or not rundir.is_run(directory):
+                raise
+            left_out.append(str(error))
+    if not found:
+        raise RunError("\n".join(["no run can be read:", *(left_out or [])]))
+    return found
 
 
 def _training_runs(place: Path) -> list[Path]:
@@ -238,8 +252,8 @@ def _columns(path: Path, kind: str, points: int | None) -> Curves:
         return {"step": np.empty(0)}
     try:
         columns = tracking.read_metrics(path, kind, points)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
     steps = columns["step"]
     if np.all(np.diff(steps) > 0):
         return columns

@@ -1,10 +1,14 @@
 """`neubay runs list | show | rm`, and the locks and files below them."""
 
+import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +161,53 @@ def test_removal_asks_and_removes_runs_only(
         assert "in use by process" in run("rm", str(keep), "--yes")[1]
     assert keep.exists()
     assert run("rm", str(keep), "--yes")[0] == 0 and not keep.exists()
+
+
+def test_a_removal_that_is_cut_short_leaves_no_part_of_a_run(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, other = make(tmp_path / "gone", step=3), make(tmp_path / "other")
+
+    def cut_short(path: Path, **_: object) -> None:
+        if path.name == ".gone.removed":
+            (path / "checkpoints" / "000000003-0000002").rmdir()
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(shutil, "rmtree", cut_short)
+    code, printed = run("rm", str(directory), "--yes")
+    assert code == 2 and ".gone.removed: cannot be removed: Input/output error" in printed
+    monkeypatch.undo()
+    assert not directory.exists() and [found.directory for found in rundir.find(tmp_path)] == [
+        other
+    ]
+    make(directory)  # its name is free
+    assert run("rm", str(other), str(directory), "--yes")[0] == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_is_of_the_folder_that_has_the_name(tmp_path: Path) -> None:
+    directory, first = tmp_path / "run", contextlib.ExitStack()
+    first.enter_context(runs.locked(directory))
+
+    def remove(_: str) -> None:
+        directory.rename(tmp_path / "removed")
+        first.close()
+
+    with runs.locked(directory, waiting=remove):
+        assert runs.lock_holder(directory) is not None
+        assert runs.lock_holder(tmp_path / "removed") is None
+
+
+def test_a_look_at_a_run_keeps_nobody_out(tmp_path: Path) -> None:
+    with runs.locked(tmp_path):
+        pass
+    with (tmp_path / runs.LOCK_FILE).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        end = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
+        end.start()
+        with runs.locked(tmp_path):
+            assert runs.lock_holder(tmp_path) is not None
+        end.join()
 
 
 def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:

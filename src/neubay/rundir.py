@@ -18,6 +18,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -204,6 +205,8 @@ def find(folder: Path) -> list[Run]:
         raise RunError(f"{folder}: no such folder; runs are in 'runs' unless --out said otherwise")
     found: list[Run] = []
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if fnmatch(entry.name, _REMOVED.format("*")):
+            continue
         if entry.is_dir(follow_symlinks=False) and is_run(Path(entry.path)):
             found.append(look(Path(entry.path)))
     return found
@@ -214,15 +217,27 @@ def is_run(directory: Path) -> bool:
     return os.path.isfile(directory / RUN_FILE)
 
 
+_REMOVED = ".{}.removed"
+
+
 def remove(directory: Path) -> None:
-    """Delete a run directory that nobody works in."""
+    """Delete a run directory that nobody works in: whole, or not at all for those who look at runs.
+
+    What an interrupted removal in the same folder left goes too.
+    """
     if directory.is_symlink() or not is_run(directory):
         raise RunError(f"{directory}: not a run directory (there is no {RUN_FILE}); not removed")
+    directory = directory.resolve()
+    for leftover in directory.parent.glob(_REMOVED.format("*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    hidden = directory.with_name(_REMOVED.format(directory.name))
     with runs.locked(directory):
         try:
-            shutil.rmtree(directory)
+            directory.rename(hidden)
+            shutil.rmtree(hidden)
         except OSError as error:
-            raise RunError(f"{directory}: cannot be removed: {error.strerror}") from None
+            where = hidden if hidden.exists() else directory
+            raise RunError(f"{where}: cannot be removed: {error.strerror}") from None
 
 
 def size(directory: Path) -> int:

@@ -8,6 +8,7 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -190,47 +191,69 @@ def _commit() -> dict[str, str]:
 LOCK_FILE = "lock"
 """Held by the process that works in a folder; who that is stands in it. It is never removed: the
 system lets go of it when the process ends, however it ends."""
+_GLANCE = 0.3  # seconds that others may hold it for a look, as `lock_holder` does
 _PATIENCE = 0.5  # seconds between two looks at a lock that is waited for
 
 
 @contextlib.contextmanager
 def locked(directory: Path, waiting: Report | None = None) -> Iterator[None]:
-    """Keep other processes out of a folder.
+    """Keep other processes out of a folder, which is made if need be.
 
     Where another one holds it, this is an error that names it, or with `waiting` it is waited for
     and `waiting` is told so once.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
+    if importlib.util.find_spec("fcntl") is None:  # Windows has no such locks
         yield
         return
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / LOCK_FILE).open("a+", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be written: {error.strerror}") from None
-    with file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if waiting is None:
-                    raise RunError(
-                        f"{directory}: in use by {_holder(file)}: wait for it or stop it, "
-                        "or choose another directory"
-                    ) from None
-                if not told:
-                    waiting(f"{directory}: waiting for {_holder(file)}")
-                    told = True
-                leave_if_asked()
-                time.sleep(_PATIENCE)
-            except OSError as error:
-                raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
+    with _acquired(directory, waiting) as file:
         _sign(file)
         yield
+
+
+def _acquired(directory: Path, waiting: Report | None) -> IO[str]:
+    """The lock file of a folder, locked."""
+    import fcntl
+
+    begun, told = time.monotonic(), False
+    while True:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            file = (directory / LOCK_FILE).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"{directory}: cannot be written: {error.strerror}") from None
+        with contextlib.ExitStack() as otherwise:
+            otherwise.enter_context(file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(file, directory / LOCK_FILE):
+                    otherwise.pop_all()
+                    return file
+                continue  # the folder was removed meanwhile: its lock means nothing to others
+            except BlockingIOError:
+                holder = _holder(file)
+            except OSError as error:
+                raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
+        leave_if_asked()
+        if time.monotonic() - begun < _GLANCE:
+            time.sleep(_GLANCE / 10)
+            continue
+        if waiting is None:
+            raise RunError(
+                f"{directory}: in use by {holder}: wait for it or stop it, "
+                "or choose another directory"
+            )
+        if not told:
+            waiting(f"{directory}: waiting for {holder}")
+            told = True
+        time.sleep(_PATIENCE)
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """An open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _sign(file: IO[str]) -> None:

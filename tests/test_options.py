@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from neubay.commands.options import TrainSettings, parse, train_defaults
 from neubay.commands.train import TrainFlags
+from neubay.data.collect import RandomActions, collect
+from neubay.data.convert import write
 from neubay.errors import ConfigError
+from neubay.tasks import get_task
 
 
 def read(*arguments: str) -> TrainFlags:
@@ -28,6 +33,21 @@ def test_the_preset_follows_the_dataset_wherever_it_stands() -> None:
     assert behind.values.agent == first.values.agent
     assert not behind.values.world.layer_norm
     assert read().settings.dataset == "pendulum"
+
+
+def test_the_preset_follows_what_the_data_says_of_itself_and_not_its_name(tmp_path: Path) -> None:
+    recorded, anonymous = tmp_path / "mine.hdf5", tmp_path / "theirs.npz"
+    cartpole = get_task("cartpole")
+    data = collect(cartpole, RandomActions(cartpole), episodes=2, seed=0)
+    write(data, str(recorded))
+    with h5py.File(recorded) as file:
+        arrays = {key: file[key][:] for key in ("observations", "actions", "rewards", "terminals")}
+    np.savez(anonymous, **arrays)
+    for path in (recorded, anonymous):
+        assert read(str(path)).values.agent.algorithm == "dqn"
+    told = read(str(anonymous), "--task", "d4rl/hopper")
+    assert told.values == read("hopper_mine.hdf5", "--task", "d4rl/hopper").values
+    assert not told.values.agent.tune_alpha
 
 
 def test_flags_go_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Settings:
     """What decides the defaults of all other flags."""
 
     dataset: tyro.conf.Positional[str] = "pendulum"
-    """A file, d4rl:NAME, minari:ID, neorl:FILE, or pendulum, the built-in one."""
+    """A file, d4rl:NAME, neorl:NAME, minari:ID, or pendulum, the built-in one."""
     task: str | None = None
     """The task the data belongs to, where its name does not tell."""
     preset: Preset | None = None
@@ -58,11 +58,10 @@ def default_preset() -> Preset:
 
 def train_defaults(settings: TrainSettings) -> TrainConfig:
     """Preset of the dataset, then the variant, then the file."""
-    from neubay.tasks import get_task, identify, published_settings
+    from neubay.data.sources import task_of
+    from neubay.tasks import published_settings
 
-    task, name = identify(settings.dataset.split(":", 1)[-1])
-    if settings.task is not None:
-        task = get_task(settings.task)
+    task, name = task_of(settings.dataset, settings.task)
     config: TrainConfig = preset(
         settings.preset or default_preset(), published_settings(task, name)
     )

@@ -2,7 +2,7 @@
 
     d4rl:PATH or d4rl:NAME    D4RL HDF5, by path or from the download cache
     minari:ID or minari:DIR   a Minari dataset
-    neorl:PATH                NeoRL and NeoRL-2 npz
+    neorl:PATH or neorl:NAME  NeoRL and NeoRL-2 npz, likewise
     npz:PATH, hdf5:PATH       arrays under usual names
     builtin:pendulum          the built-in dataset
     PATH                      any of the files and folders above
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from neubay.data.archives import Archive, open_archive
 from neubay.data.dataset import Dataset
-from neubay.data.layout import tape_of
+from neubay.data.layout import anonymous_task, tape_of
 from neubay.data.minari_source import is_minari_folder, open_minari
 from neubay.data.rows import Rows
 from neubay.data.store import MEMORY_LIMIT
@@ -80,6 +80,28 @@ def load(
     return Dataset(tape, chosen, name=place.path.stem, source=str(place.path), published=published)
 
 
+def task_of(spec: str, task: Task | str | None = None) -> tuple[Task | None, str | None]:
+    """The task that `load` would give a dataset, and the paper's dataset that it is.
+
+    Looks at the data without reading it through. Where that fails, which `load` is to explain,
+    only the name is asked; none where it does not tell.
+    """
+    wanted = get_task(task) if isinstance(task, str) else task
+    try:
+        place = locate(spec)
+        if place.kind == "minari":
+            source = open_minari(place.where)
+            known, published = identity(source.name, source.recorded_task, wanted)
+            return known or source.task, published
+        if place.kind == "file":
+            with open_rows(place.path) as (rows, recorded):
+                known, published = identity(place.path.name, recorded, wanted)
+                return known or anonymous_task(rows, place.path.stem), published
+    except DatasetError:
+        pass
+    return identity(spec.split(":", 1)[-1], None, wanted)
+
+
 def _minari(where: str, wanted: Task | None, memory_limit: int) -> Dataset:
     source = open_minari(where)
     known, published = identity(source.name, source.recorded_task, wanted)
@@ -108,9 +130,10 @@ def locate(spec: str) -> Place:
     if spec in download.FILES:
         cached = download.cached_path(spec)
         if cached is None:
+            benchmark = download.FILES[spec].benchmark
             raise DatasetError(
                 f"'{spec}': not downloaded yet. Fetch it with 'neubay data download {spec}', or "
-                "give the path of a copy: d4rl:PATH.hdf5."
+                f"give the path of a copy: {benchmark.scheme}:PATH{benchmark.suffix}."
             )
         return Place("file", str(cached))
     raise DatasetError(f"'{spec}': no such file, and no known dataset.{_suggestion(spec)}")

@@ -362,6 +362,31 @@ def test_published_numbers_enter_no_aggregate(many: list[records.RunRecord]) -> 
     assert grid is not None and [cell.text for cell in grid.rows[0].cells[3:]] == ["2", "4"]
 
 
+def test_a_group_that_cannot_be_averaged_says_why(tmp_path: Path) -> None:
+    """One setting has run on one of two datasets; a third dataset has returns and no scores."""
+    zeta = {"rollout": {"zeta": 0.9}}
+    several = [
+        make_run(tmp_path / "a", dataset="a", rows=10),
+        make_run(tmp_path / "az", dataset="a", changes=zeta, rows=10),
+        make_run(tmp_path / "b", dataset="b", rows=10),
+        make_run(tmp_path / "c", dataset="c", score=None, rows=10),
+        make_run(tmp_path / "cm", dataset="c", score=None, variant="markov", rows=10),
+    ]
+    grid = sweeps.aggregate_grid(arrange(records.read_all(several)))
+    assert grid is not None and "averaged over datasets: c left out" in grid.note
+    why = {row.name: row.cells[-1].text for row in grid.rows}
+    assert grid.headings[-1].name == "left out, for want of"
+    assert why == {
+        "neubay": "",
+        "neubay, ζ = 0.9": "finished runs on b",
+        "markov": "finished runs on a, b",
+    }
+    assert grid.rows[0].cells[0].mean == 60.0 and grid.rows[1].cells[0].mean is None
+    returns = [make_run(tmp_path / "d", dataset="d", score=None, rows=10), several[3]]
+    grid = sweeps.aggregate_grid(arrange(records.read_all(returns)))
+    assert grid is not None and [row.cells[-1].text for row in grid.rows] == ["scores"]
+
+
 def test_sensitivity_tables(many: list[records.RunRecord]) -> None:
     grids = {grid.name: grid for grid in sweeps.sensitivity_grids(arrange(many))}
     assert set(grids) == {"sensitivity_zeta", "sensitivity_memory", "sensitivity_ensemble_size"}

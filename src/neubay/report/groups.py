@@ -77,8 +77,9 @@ class Data:
         """The run that speaks for all: one that has been evaluated, if there is any."""
         return spokesman(self.runs)
 
-    def group(self, label: str) -> Group | None:
-        return next((group for group in self.groups if group.label == label), None)
+    def scores(self, label: str) -> Float[np.ndarray, " seeds"]:
+        """Results of the group of that label; empty where there is none."""
+        return next((one.scores for one in self.groups if one.label == label), np.empty(0))
 
 
 def spokesman(runs: Sequence[RunRecord]) -> RunRecord:

@@ -4,7 +4,7 @@ A run that is still going on has no summary yet; it is shown as far as it has co
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

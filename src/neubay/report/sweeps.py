@@ -155,52 +155,65 @@ def intervals(datasets: Sequence[Data]) -> dict[str, Interval]:
     Scores can be averaged over tasks and returns cannot: with several datasets, those with scores
     count, and only the groups that have run on all of them.
     """
-    several = len(datasets) > 1
-    used = [data for data in datasets if data.first.scored] if several else list(datasets)
+    used = _averaged(datasets)
     found = {}
-    for label in labels(used):
-        groups = [data.group(label) for data in used]
-        tasks = [group.scores for group in groups if group is not None and len(group.scores)]
-        if tasks and len(tasks) == len(used):
+    for label in labels(datasets):
+        if used and not _missing(label, used):
+            tasks = [data.scores(label) for data in used]
             low, high = stratified_bootstrap(tasks)
             found[label] = (float(interquartile_mean(np.concatenate(tasks))), low, high)
     return found
 
 
+def _averaged(datasets: Sequence[Data]) -> list[Data]:
+    return [data for data in datasets if data.first.scored or len(datasets) == 1]
+
+
+def _missing(label: str, used: Sequence[Data]) -> list[str]:
+    """Datasets on which a group has no finished run."""
+    return [data.title for data in used if not len(data.scores(label))]
+
+
 def aggregate_grid(datasets: Sequence[Data]) -> Grid | None:
-    """IQM with its interval, and the mean over tasks, per group."""
-    found = intervals(datasets)
-    if not found:
+    """IQM with its interval, and the mean over tasks, per group; a group that cannot be averaged
+    says why. None where no run is finished."""
+    if not any(len(group.scores) for data in datasets for group in data.groups):
         return None
-    used = [data for data in datasets if data.first.scored] if len(datasets) > 1 else datasets
-    rows = []
-    for label, (middle, low, high) in found.items():
-        groups = [group for data in used if (group := data.group(label)) is not None]
-        means = [group.sample.mean for group in groups if group.sample is not None]
-        runs = sum(len(group.scores) for group in groups)
-        rows.append(
-            Row(
-                label,
-                (
-                    Cell.of(Sample(middle, None, runs)),
-                    Cell(f"{low:,.1f} to {high:,.1f}"),
-                    Cell.of(Sample(sum(means) / len(means), None, len(means))),
-                    Cell(str(len(means))),
-                    Cell(str(runs)),
-                ),
-            )
-        )
-    return Grid(
-        "aggregate",
-        "Over all seeds" if len(used) == 1 else "Over all datasets and seeds",
+    used, found = _averaged(datasets), intervals(datasets)
+    names = ["IQM", "95 % interval", "mean of means", "datasets", "runs"]
+    rows = [Row(label, _aggregate_cells(label, used, found[label])) for label in found]
+    left_out = [label for label in labels(datasets) if label not in found]
+    if left_out:
+        rows = [Row(row.name, (*row.cells, Cell(""))) for row in rows]
+        names.append("left out, for want of")
+        for label in left_out:
+            missing = _missing(label, used)
+            why = f"finished runs on {', '.join(missing)}" if missing else "scores"
+            rows.append(Row(label, (*[Cell()] * 5, Cell(why))))
+    note = (
         "IQM: the mean of the middle half of all runs. The interval is a stratified bootstrap over "
         "seeds, 2000 resamples, and tells the spread over seeds alone: with one seed a dataset it "
-        "is a point. Published numbers are not part of it.",
-        "group",
-        tuple(
-            Heading(name) for name in ("IQM", "95 % interval", "mean of means", "datasets", "runs")
-        ),
-        tuple(rows),
+        "is a point. Published numbers are not part of it."
+    )
+    unscored = [data.title for data in datasets if data not in used]
+    if unscored:
+        note += f" Returns cannot be averaged over datasets: {', '.join(unscored)} left out."
+    title = "Over all seeds" if len(datasets) == 1 else "Over all datasets and seeds"
+    headings = tuple(map(Heading, names))
+    return Grid("aggregate", title, note, "group", headings, tuple(rows))
+
+
+def _aggregate_cells(label: str, used: Sequence[Data], interval: Interval) -> tuple[Cell, ...]:
+    middle, low, high = interval
+    scores = [data.scores(label) for data in used]
+    runs = sum(map(len, scores))
+    mean = float(np.mean([own.mean() for own in scores]))
+    return (
+        Cell.of(Sample(middle, None, runs)),
+        Cell(f"{low:,.1f} to {high:,.1f}"),
+        Cell.of(Sample(mean, None, len(scores))),
+        Cell(str(len(scores))),
+        Cell(str(runs)),
     )
 
 

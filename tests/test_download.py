@@ -2,9 +2,11 @@
 machine that misbehaves in the ways hosts do."""
 
 import hashlib
+import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,11 +14,14 @@ import h5py
 import numpy as np
 import pytest
 
+from neubay import published
 from neubay.data import download as downloads
+from neubay.data import load
 from neubay.data.download import FILES, address, cached_path, download, storage_path
 from neubay.errors import DatasetError
 
 NAME = "hopper-medium-v2"
+NEORL_NAME = "Hopper-v3-Low"
 
 
 class Server:
@@ -109,47 +114,139 @@ def d4rl_bytes(folder: Path, rows: int = 2000, keys: tuple[str, ...] = ()) -> by
     return path.read_bytes()
 
 
-def fetch(server: Server, **options: object) -> Path:
-    return download(NAME, **{"mirror": server.mirror, "pause": 0.0, "timeout": 5.0, **options})
+def neorl_bytes(folder: Path, rows: int = 2000, **changes: np.ndarray | None) -> bytes:
+    rng = np.random.default_rng(rows)
+    states = rng.normal(size=(rows + 1, 12)).astype(np.float32)
+    columns = {
+        "obs": states[:-1],
+        "next_obs": states[1:],
+        "action": rng.uniform(-1, 1, (rows, 3)).astype(np.float32),
+        "reward": rng.normal(size=(rows, 1)).astype(np.float32),
+        "done": (np.arange(rows) % 100 == 99)[:, None],
+        "index": np.arange(0, rows, 100),
+        **changes,
+    }
+    file = io.BytesIO()
+    np.savez_compressed(
+        file, **{key: values for key, values in columns.items() if values is not None}
+    )
+    return file.getvalue()
+
+
+MADE = {NAME: d4rl_bytes, NEORL_NAME: neorl_bytes}
+both_benchmarks = pytest.mark.parametrize("name", MADE)
+
+Publish = Callable[[str, bytes], None]
+
+
+@pytest.fixture
+def publish(server: Server, monkeypatch: pytest.MonkeyPatch) -> Publish:
+    """Serve a body as the file of a dataset; where checksums are published, with its own."""
+
+    def serve(name: str, body: bytes) -> None:
+        server.body = body
+        if FILES[name].md5 is not None:
+            monkeypatch.setitem(
+                FILES, name, replace(FILES[name], md5=hashlib.md5(body).hexdigest())
+            )
+
+    return serve
+
+
+def fetch(server: Server, name: str = NAME, **options: object) -> Path:
+    return download(name, **{"mirror": server.mirror, "pause": 0.0, "timeout": 5.0, **options})
 
 
 def leftovers(path: Path) -> list[str]:
     return sorted(p.name for p in path.parent.iterdir() if ".part" in p.name)
 
 
-def test_every_d4rl_dataset_of_the_paper_has_its_published_address() -> None:
-    assert len(FILES) == len(set(FILES.values())) == 24
+def test_every_dataset_of_the_paper_has_its_published_address() -> None:
+    assert FILES.keys() == published.datasets().keys()
+    assert len({address(name) for name in FILES}) == 33
     assert address("hopper-medium-replay-v2") == (
         "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
         "gym_mujoco_v2/hopper_medium_replay-v2.hdf5"
     )
-    assert FILES["pen-cloned-v1"] == "hand_dapg_v1/pen-cloned-v1.hdf5"
-    assert FILES["antmaze-umaze-v2"] == (
+    assert FILES["pen-cloned-v1"].path == "hand_dapg_v1/pen-cloned-v1.hdf5"
+    assert FILES["antmaze-umaze-v2"].path == (
         "ant_maze_v2/Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5"
     )
-    assert FILES["antmaze-large-play-v2"] == (
+    assert FILES["antmaze-large-play-v2"].path == (
         "ant_maze_v2/Ant_maze_hardest-maze_noisy_multistart_True_multigoal_False_sparse_fixed.hdf5"
     )
     assert address("door-human-v1", "https://m.example/a/") == (
         "https://m.example/a/hand_dapg_v1/door-human-v1.hdf5"
     )
+    assert address("Walker2d-v3-Medium") == (
+        "http://datasets.polixir.site/v2/Walker2d-v3/Walker2d-v3-medium-1000-train-noise.npz"
+    )
 
 
+def test_neorls_checksums_are_all_there_and_all_different() -> None:
+    checksums = {file.md5 for file in FILES.values() if file.md5 is not None}
+    assert len(checksums) == 9
+    assert all(len(md5) == 32 and int(md5, 16) for md5 in checksums)
+    neorl = {name for name, known in published.datasets().items() if known.task[:6] == "neorl/"}
+    assert {name for name, file in FILES.items() if file.md5 is not None} == neorl
+
+
+@both_benchmarks
 def test_a_whole_file_is_recorded_cached_and_not_fetched_twice(
-    server: Server, tmp_path: Path
+    name: str, server: Server, publish: Publish, tmp_path: Path
 ) -> None:
-    server.body = d4rl_bytes(tmp_path)
+    publish(name, MADE[name](tmp_path))
     seen: list[tuple[int, int | None]] = []
-    assert cached_path(NAME) is None
-    path = fetch(server, progress=lambda done, total: seen.append((done, total)))
-    assert path == storage_path(NAME) == cached_path(NAME)
+    assert cached_path(name) is None
+    path = fetch(server, name, progress=lambda done, total: seen.append((done, total)))
+    assert path == storage_path(name) == cached_path(name)
     assert path.read_bytes() == server.body
-    assert server.paths == [f"/mirror/{FILES[NAME]}"]
+    assert server.paths == [f"/mirror/{FILES[name].path}"]
     assert seen[-1] == (len(server.body), len(server.body))
     record = path.with_name(path.name + ".sha256").read_text()
     assert record == f"{hashlib.sha256(server.body).hexdigest()}  {path.name}\n"
     assert leftovers(path) == []
-    assert fetch(server) == path and len(server.paths) == 1
+    assert fetch(server, name) == path and len(server.paths) == 1
+
+
+@both_benchmarks
+def test_a_download_is_the_papers_dataset_by_name(
+    name: str, server: Server, publish: Publish, tmp_path: Path
+) -> None:
+    scheme = FILES[name].benchmark.scheme
+    for spec in (name, f"{scheme}:{name}"):
+        with pytest.raises(DatasetError, match=rf"data download {name}'.*{scheme}:PATH"):
+            load(spec)
+    publish(name, MADE[name](tmp_path))
+    fetch(server, name)
+    for spec in (name, f"{scheme}:{name}"):
+        assert load(spec).published == name
+
+
+def test_a_file_without_the_published_checksum_is_refused_and_removed(
+    server: Server, publish: Publish, tmp_path: Path
+) -> None:
+    publish(NEORL_NAME, neorl_bytes(tmp_path))
+    server.body = neorl_bytes(tmp_path, rows=1900)
+    with pytest.raises(DatasetError, match=r"MD5 is \w+, NeoRL publishes \w+.*another version"):
+        fetch(server, NEORL_NAME)
+    assert cached_path(NEORL_NAME) is None
+    assert leftovers(storage_path(NEORL_NAME)) == []
+
+
+def test_a_file_that_was_put_there_by_hand_needs_the_published_checksum_too(
+    server: Server, publish: Publish, tmp_path: Path
+) -> None:
+    publish(NEORL_NAME, neorl_bytes(tmp_path))
+    path = storage_path(NEORL_NAME)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(server.body)
+    assert cached_path(NEORL_NAME) == path == fetch(server, NEORL_NAME)
+    path.write_bytes(neorl_bytes(tmp_path, rows=1900))
+    for use in (lambda: cached_path(NEORL_NAME), lambda: fetch(server, NEORL_NAME)):
+        with pytest.raises(DatasetError, match=rf"NeoRL publishes.*download {NEORL_NAME} --force"):
+            use()
+    assert fetch(server, NEORL_NAME, force=True).read_bytes() == server.body
 
 
 def test_a_connection_that_breaks_off_is_taken_up_where_it_stopped(
@@ -303,27 +400,65 @@ def test_a_host_that_is_down_gets_a_message() -> None:
     [
         (b"<!DOCTYPE html><html><body>Not here any more</body></html>", "a web page"),
         (b"\n <html>sign in</html>", "a web page"),
-        (b"\x80\x04\x95 a pickle", "not a readable HDF5"),
+        (b"\x80\x04\x95 a pickle", "a Python pickle.*never opened"),
+        (b"neither of the two", "neither HDF5 nor npz"),
     ],
 )
-def test_what_is_not_hdf5_is_refused_and_removed(server: Server, body: bytes, message: str) -> None:
-    server.body = body
+@both_benchmarks
+def test_what_is_no_data_file_is_refused_and_removed(
+    name: str, body: bytes, message: str, server: Server, publish: Publish
+) -> None:
+    publish(name, body)
     with pytest.raises(DatasetError, match=message):
+        fetch(server, name)
+    assert cached_path(name) is None
+    assert leftovers(storage_path(name)) == []
+
+
+def test_a_web_page_is_called_one_even_where_a_checksum_is_published(server: Server) -> None:
+    server.body = b"<html>sign in</html>"
+    with pytest.raises(DatasetError, match="a web page"):
+        fetch(server, NEORL_NAME)
+
+
+@both_benchmarks
+def test_a_truncated_file_on_the_server_is_refused(
+    name: str, server: Server, publish: Publish, tmp_path: Path
+) -> None:
+    publish(name, MADE[name](tmp_path)[:-5000])
+    with pytest.raises(DatasetError, match="cannot be read"):
+        fetch(server, name)
+
+
+def test_a_file_without_its_benchmarks_arrays_is_refused(
+    server: Server, publish: Publish, tmp_path: Path
+) -> None:
+    publish(NAME, d4rl_bytes(tmp_path, keys=("observations", "rewards")))
+    with pytest.raises(DatasetError, match="lacks D4RL's array 'actions'"):
         fetch(server)
-    assert cached_path(NAME) is None
-    assert leftovers(storage_path(NAME)) == []
+    publish(NEORL_NAME, neorl_bytes(tmp_path, done=None))
+    with pytest.raises(DatasetError, match="lacks NeoRL's array 'done'"):
+        fetch(server, NEORL_NAME)
 
 
-def test_a_truncated_file_on_the_server_is_refused(server: Server, tmp_path: Path) -> None:
-    server.body = d4rl_bytes(tmp_path)[:-5000]
-    with pytest.raises(DatasetError, match="not a readable HDF5"):
-        fetch(server)
+class Trap:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (self.mark,)
 
 
-def test_hdf5_without_d4rls_keys_is_refused(server: Server, tmp_path: Path) -> None:
-    server.body = d4rl_bytes(tmp_path, keys=("observations", "rewards"))
-    with pytest.raises(DatasetError, match="lacks D4RL's key 'actions'"):
-        fetch(server)
+def test_pickled_objects_are_refused_without_being_loaded(
+    server: Server, publish: Publish, tmp_path: Path
+) -> None:
+    mark = tmp_path / "unpickled"
+    publish(NEORL_NAME, neorl_bytes(tmp_path, reward=np.array([Trap(mark)], object)))
+    with pytest.raises(DatasetError, match="'reward' holds pickled Python objects"):
+        fetch(server, NEORL_NAME)
+    assert cached_path(NEORL_NAME) is None and not mark.exists()
 
 
 def test_the_expected_checksum_is_enforced(server: Server, tmp_path: Path) -> None:
@@ -389,11 +524,6 @@ def test_unknown_names_get_a_suggestion() -> None:
         download("hopper_medium_replay-v2")
     with pytest.raises(DatasetError, match="'neubay data list' shows the names"):
         download("quantum chess")
-
-
-def test_neorl_has_no_address_and_the_message_says_what_to_do() -> None:
-    with pytest.raises(DatasetError, match=r"no address.*neorl:PATH\.npz"):
-        download("Hopper-v3-Low")
 
 
 def test_a_timeout_is_a_positive_time(server: Server) -> None:

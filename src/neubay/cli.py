@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "data convert": ("data:convert", "any source to Minari or D4RL HDF5, loss-free"),
     "data collect": ("data:collect", "roll a behaviour in a task's environment into a dataset"),
-    "data download": ("data:download", "fetch a D4RL file: resumable, checksummed, mirrors"),
+    "data download": ("data:download", "fetch a dataset of the paper: resumable, checksummed"),
     "bandit": ("bandit:bandit", "the paper's Section 3 in full, and its theorem in numbers"),
     "bandit report": ("bandit:report", "figures and tables over several runs of the bandit"),
     "analyze uncertainty": ("analyze:uncertainty", "how uncertain worlds are about data"),

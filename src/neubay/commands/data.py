@@ -23,8 +23,8 @@ Source = Annotated[
     tyro.conf.Positional[str],
     tyro.conf.arg(
         metavar="DATASET",
-        help="A file (.hdf5, .npz), a Minari folder, 'minari:ID', 'd4rl:NAME' of a downloaded "
-        "dataset, or 'pendulum', the built-in one.",
+        help="A file (.hdf5, .npz), a Minari folder, 'minari:ID', 'd4rl:NAME' or 'neorl:NAME' of "
+        "a downloaded dataset, or 'pendulum', the built-in one.",
         help_behavior_hint="",
     ),
 ]
@@ -51,7 +51,7 @@ def list_datasets(*, json: Switch = False) -> None:
     """
     from neubay import published
     from neubay.data import builtin
-    from neubay.data.download import FILES, storage_path
+    from neubay.data.download import address, storage_path
     from neubay.data.minari_source import list_minari
     from neubay.tasks import get_task
 
@@ -65,7 +65,7 @@ def list_datasets(*, json: Switch = False) -> None:
             "eta_phi": known.eta_phi,
             "kappa": known.kappa,
             "local": str(storage_path(known.name)) if storage_path(known.name).is_file() else None,
-            "download": known.name in FILES,
+            "download": address(known.name),
         }
         for known in published.datasets().values()
     ]
@@ -85,12 +85,11 @@ def list_datasets(*, json: Switch = False) -> None:
             eta_phi, kappa = (
                 "-" if row[key] is None else f"{row[key]:g}" for key in ("eta_phi", "kappa")
             )
-            here = "[green]here[/]" if row["local"] else "" if row["download"] else "own file"
+            here = "[green]here[/]" if row["local"] else ""
             console.print(f"  {row['name']:<29}{row['category']:<18}{eta_phi:>8}{kappa:>7}  {here}")
     console.print(
         "\neta_phi and kappa are the paper's best; '-' where all settings scored near zero.\n"
-        "here: in the cache. own file: no address is known, give a path. Others come with\n"
-        "'neubay data download NAME'.\n"
+        "here: in the cache. The others come with 'neubay data download NAME'.\n"
     )
     console.print(f"Built in: {', '.join(builtin.NAMES)} (Pendulum-v1, sticky random actions)")
     console.print("Minari's on this machine: " + (", ".join(local) if local else "none"))
@@ -277,10 +276,13 @@ def download(
     retries: int = 5,
     force: Switch = False,
 ) -> None:
-    """Fetch one of the paper's D4RL datasets; a broken download is resumed.
+    """Fetch one of the paper's 33 datasets; a broken download is resumed.
+
+    What arrives is compared with the published checksum, where there is one (NeoRL), and later uses
+    with what arrived.
 
     Args:
-        mirror: Base address that stands in for D4RL's host, with the same paths below it.
+        mirror: Base address that stands in for the benchmark's host, with the same paths below it.
         out: Folder for the file; the cache ($NEUBAY_CACHE or ~/.cache/neubay) if not given.
         sha256: Refuse a file with another SHA-256.
         timeout: Seconds without a byte after which a connection counts as lost.
@@ -289,6 +291,7 @@ def download(
     """
     from neubay.data import download as downloads
 
+    is_new = force or not downloads.storage_path(name, out).is_file()
     with _progress(name, "bytes") as advance:
         path = downloads.download(
             name,
@@ -301,6 +304,19 @@ def download(
             progress=advance,
         )
     print(path)
+    if is_new:
+        file = downloads.FILES[name]
+        title = file.benchmark.title
+        checked = (
+            f"{title} publishes no checksum to compare it with"
+            if file.md5 is None
+            else f"the MD5 is the one that {title} publishes"
+        )
+        print(
+            f"{checked}; the SHA-256 of this file was recorded in {path.name}.sha256 beside it, "
+            "and is compared from now on",
+            file=sys.stderr,
+        )
 
 
 # --- printing ------------------------------------------------------------------------------

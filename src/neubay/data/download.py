@@ -1,12 +1,14 @@
-"""D4RL files from their host or a mirror: resumable, checked, kept in the cache.
+"""The paper's datasets from their hosts or a mirror: resumable, checked, kept in the cache.
 
-A download grows in `NAME.hdf5.part`; a broken connection is taken up where it stopped. The file
-gets its name only when its length is what the server announced and it opens as D4RL HDF5. D4RL
-publishes no checksums: the SHA-256 of what arrived is written beside it, and every later use
-is checked against that.
+A download grows in `NAME.hdf5.part` or `NAME.npz.part`; a broken connection is taken up where it
+stopped. The file gets its name only when its length is what the server announced, its checksum is
+the published one, and it opens with the arrays of its benchmark. NeoRL publishes MD5 checksums,
+D4RL none: the SHA-256 of what arrived is written beside it, and every later use is checked against
+that.
 """
 
 import difflib
+import hashlib
 import http.client
 import json
 import time
@@ -19,19 +21,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
-
-from neubay import __version__, published
+from neubay import __version__
+from neubay.data.archives import open_archive
 from neubay.data.files import cache_directory, written_whole
 from neubay.errors import DatasetError
 from neubay.runs import file_hash
 
-HOST = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
 
-REQUIRED_KEYS = ("observations", "actions", "rewards", "terminals")
+@dataclass(frozen=True)
+class Benchmark:
+    """Who publishes files, where, and what is in each of them."""
 
-# Dataset name -> path below the host: the paper's 24 D4RL datasets.
-FILES: dict[str, str] = {
+    title: str
+    scheme: str
+    """What sources begin with, and the name of its folder in the cache."""
+    host: str
+    suffix: str
+    arrays: tuple[str, ...]
+    """The names without which a file is not one of this benchmark's."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A dataset as its benchmark publishes it."""
+
+    benchmark: Benchmark
+    path: str
+    """Below the host, or below a mirror of it."""
+    md5: str | None = None
+    """The published checksum, where there is one."""
+
+
+D4RL = Benchmark(
+    title="D4RL",
+    scheme="d4rl",
+    host="http://rail.eecs.berkeley.edu/datasets/offline_rl/",
+    suffix=".hdf5",
+    arrays=("observations", "actions", "rewards", "terminals"),
+)
+NEORL = Benchmark(
+    title="NeoRL",
+    scheme="neorl",
+    host="http://datasets.polixir.site/v2/",
+    suffix=".npz",
+    arrays=("obs", "next_obs", "action", "reward", "done", "index"),
+)
+
+_D4RL_PATHS = {
     **{
         f"{env}-{tier}-v2": f"gym_mujoco_v2/{env}_{tier.replace('-', '_')}-v2.hdf5"
         for env in ("halfcheetah", "hopper", "walker2d")
@@ -56,63 +92,91 @@ FILES: dict[str, str] = {
     },
 }
 
+# Of NeoRL's sizes the paper uses the training files of 1000 trajectories.
+_NEORL_MD5 = {
+    ("HalfCheetah-v3", "Low"): "5afc938d022d5ae6afed25397d457e8d",
+    ("HalfCheetah-v3", "Medium"): "b13bd54a0466f86455939a1175762a2a",
+    ("HalfCheetah-v3", "High"): "e253a2613de6acbbb05ad0441e4949b8",
+    ("Hopper-v3", "Low"): "95a0c17014ba9fc45e739c820f3910ef",
+    ("Hopper-v3", "Medium"): "c54404ee2f9b3eeb9168b35d48dca341",
+    ("Hopper-v3", "High"): "91e711f30d4379cd627f63acfcfeb3c7",
+    ("Walker2d-v3", "Low"): "3e88129538b30400b5b2b81d7f5a0044",
+    ("Walker2d-v3", "Medium"): "a93baf6c53b578cd8c2286ccc1f837d9",
+    ("Walker2d-v3", "High"): "ad15293c78a204fa20bb05e5206d0cb4",
+}
+
+# The paper's 33 datasets by name.
+FILES: dict[str, RemoteFile] = {
+    **{name: RemoteFile(D4RL, path) for name, path in _D4RL_PATHS.items()},
+    **{
+        f"{env}-{tier}": RemoteFile(NEORL, f"{env}/{env}-{tier.lower()}-1000-train-noise.npz", md5)
+        for (env, tier), md5 in _NEORL_MD5.items()
+    },
+}
+
 # Bytes received so far, and in all where the server says so.
 Progress = Callable[[int, int | None], None]
 
 _CHUNK = 1 << 18
 _LONGEST_PAUSE = 30.0
-_LOCAL_PATH_WORKS = "A copy from anywhere else works too: give its path, such as d4rl:PATH.hdf5."
+_LOCAL_PATH_WORKS = (
+    "A copy from anywhere else works too: give its path, d4rl:PATH.hdf5 or neorl:PATH.npz."
+)
+
+
+def published_file(name: str) -> RemoteFile:
+    """What is known about the file of a dataset."""
+    if name in FILES:
+        return FILES[name]
+    close = difflib.get_close_matches(name.replace("_", "-"), FILES, n=1, cutoff=0.6)
+    hint = f"Did you mean '{close[0]}'?" if close else "'neubay data list' shows the names."
+    raise DatasetError(
+        f"'{name}': not the name of a dataset that can be downloaded. {hint} {_LOCAL_PATH_WORKS}"
+    )
 
 
 def address(name: str, mirror: str | None = None) -> str:
-    """Where the file of a dataset is: below D4RL's host, or below a mirror of the same layout."""
-    if name not in FILES:
-        raise DatasetError(f"'{name}': {_why_no_address(name)} {_LOCAL_PATH_WORKS}")
-    host = HOST if mirror is None else mirror
+    """Where the file of a dataset is: below its host, or below a mirror of the same layout."""
+    file = published_file(name)
+    host = file.benchmark.host if mirror is None else mirror
     parts = urllib.parse.urlsplit(host)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise DatasetError(
             f"mirror '{host}': not an http:// or https:// address. {_LOCAL_PATH_WORKS}"
         )
-    return host.rstrip("/") + "/" + FILES[name]
-
-
-def _why_no_address(name: str) -> str:
-    known = published.datasets()
-    if name in known:
-        return (
-            "its files have no address that is known here. Fetch it with the benchmark's own "
-            "package, then give the path: neorl:PATH.npz."
-        )
-    close = difflib.get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
-    hint = f" Did you mean '{close[0]}'?" if close else " 'neubay data list' shows the names."
-    return f"not the name of a dataset that can be downloaded.{hint}"
+    return host.rstrip("/") + "/" + file.path
 
 
 def storage_path(name: str, directory: Path | None = None) -> Path:
     """Where the file of a dataset is kept once it has been downloaded."""
-    return (directory or cache_directory() / "d4rl") / f"{name}.hdf5"
+    benchmark = published_file(name).benchmark
+    return (directory or cache_directory() / benchmark.scheme) / f"{name}{benchmark.suffix}"
 
 
 def cached_path(name: str) -> Path | None:
-    """The downloaded copy of a dataset, checked against its recorded SHA-256; none if absent."""
+    """The downloaded copy of a dataset, checked as `verify` does; none if absent."""
     path = storage_path(name)
     if not path.is_file():
         return None
-    verify(path)
+    verify(name, path)
     return path
 
 
-def verify(path: Path) -> None:
-    """Raise if a downloaded file is no longer what its `.sha256` file says it was."""
+def verify(name: str, path: Path) -> None:
+    """Raise if the file of a dataset is no longer what its `.sha256` file says it was.
+
+    A file without that record was not put there by `download`: it has to have the published
+    checksum, where there is one.
+    """
     recorded = _recorded_sha256(path)
     if recorded is None:
+        _check_md5(path, path, published_file(name))
         return
     actual = file_hash(path)
     if actual != recorded:
         raise DatasetError(
             f"{path}: changed since it was downloaded: SHA-256 is {actual}, recorded was "
-            f"{recorded}. Fetch it again with 'neubay data download {path.stem} --force'."
+            f"{recorded}. Fetch it again with 'neubay data download {name} --force'."
         )
 
 
@@ -131,7 +195,7 @@ def download(
     """Fetch a dataset and return its path; what is already there and unchanged is not fetched.
 
     Args:
-        mirror: base address that stands in for D4RL's host, with the same paths below it.
+        mirror: base address that stands in for the host, with the same paths below it.
         directory: where to keep the file; the cache if none.
         expected_sha256: refuse a file whose SHA-256 is another one.
         force: fetch and replace a file that is already there.
@@ -140,7 +204,7 @@ def download(
         pause: seconds before the first retry; doubled for each further one.
         progress: called with the bytes received so far and in all.
     """
-    source = address(name, mirror)
+    file, source = published_file(name), address(name, mirror)
     if not timeout > 0:
         raise DatasetError(f"timeout {timeout}: expected a positive number of seconds.")
     if expected_sha256 is not None:
@@ -149,7 +213,7 @@ def download(
     if target.is_dir():
         raise DatasetError(f"{target}: is a folder; the file of '{name}' would be put there.")
     if target.is_file() and not force:
-        verify(target)
+        verify(name, target)
         _check_sha256(target, target, expected_sha256)
         return target
     part = target.with_name(target.name + ".part")
@@ -157,8 +221,10 @@ def download(
         target.parent.mkdir(parents=True, exist_ok=True)
         _fetch(source, part, timeout, retries, pause, progress)
         try:
-            _check_hdf5(part, source)
+            _refuse_web_page(part, source)
+            _check_md5(part, target, file)
             digest = _check_sha256(part, target, expected_sha256)
+            _check_arrays(part, source, file.benchmark)
         except DatasetError:
             _discard(part)
             raise
@@ -215,7 +281,7 @@ def _fetch(
                 kept = f" {reached:,} bytes are kept; the same command resumes." if reached else ""
                 raise DatasetError(
                     f"{source}: {error}; given up after {failures} attempts.{kept} "
-                    f"D4RL's host is often down: try later or --mirror URL. {_LOCAL_PATH_WORKS}"
+                    f"The host may be down: try later or --mirror URL. {_LOCAL_PATH_WORKS}"
                 ) from None
             time.sleep(min(pause * 2 ** max(failures - 1, 0), _LONGEST_PAUSE))
 
@@ -358,26 +424,31 @@ def _discard(part: Path) -> None:
     _note_path(part).unlink(missing_ok=True)
 
 
-def _check_hdf5(part: Path, source: str) -> None:
-    """Raise unless the file opens as HDF5 and has D4RL's keys."""
-    try:
-        with h5py.File(part, "r") as file:
-            missing = [key for key in REQUIRED_KEYS if key not in file]
-    except OSError as error:
-        with part.open("rb") as file:
-            beginning = file.read(512).lstrip().lower()
-        if beginning.startswith((b"<!doctype", b"<html")):
-            what = "a web page, not a data file: the address has moved or asks for a login"
-        else:
-            what = f"not a readable HDF5 file ({error})"
+def _refuse_web_page(part: Path, source: str) -> None:
+    """What hosts send instead of a file that is gone; says more than a wrong checksum would."""
+    with part.open("rb") as file:
+        beginning = file.read(512).lstrip().lower()
+    if beginning.startswith((b"<!doctype", b"<html")):
         raise DatasetError(
-            f"{source}: the server sent {what}. Try another --mirror URL. {_LOCAL_PATH_WORKS}"
-        ) from None
-    if missing:
-        raise DatasetError(
-            f"{source}: the file is HDF5 but lacks D4RL's key '{missing[0]}'. "
-            f"Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+            f"{source}: the server sent a web page, not a data file: the address has moved or asks "
+            f"for a login. Try another --mirror URL. {_LOCAL_PATH_WORKS}"
         )
+
+
+def _check_arrays(part: Path, source: str, benchmark: Benchmark) -> None:
+    """Raise unless the file opens and holds the benchmark's arrays, as plain numbers."""
+    try:
+        with open_archive(part) as archive:
+            for name in benchmark.arrays:
+                if name not in archive.keys:
+                    raise DatasetError(f"lacks {benchmark.title}'s array '{name}'.")
+                archive.column(name)
+    except DatasetError as error:
+        reason = str(error).removeprefix(f"{part}: ")
+        raise DatasetError(
+            f"{source}: the file that the server sent is not used: {reason} "
+            f"Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+        ) from None
 
 
 def _record_path(target: Path) -> Path:
@@ -413,3 +484,17 @@ def _check_sha256(path: Path, target: Path, expected: str | None) -> str:
             "or was damaged on the way: try another --mirror URL, or check the expected value."
         )
     return digest
+
+
+def _check_md5(path: Path, target: Path, file: RemoteFile) -> None:
+    if file.md5 is None:
+        return
+    # Tells damage and other versions, for which MD5 is good enough; it is what is published.
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if digest != file.md5:
+        raise DatasetError(
+            f"{target}: MD5 is {digest}, {file.benchmark.title} publishes {file.md5}. The file is "
+            "another version or was damaged on the way: fetch it again with 'neubay data download "
+            f"{target.stem} --force', from another --mirror URL if need be. {_LOCAL_PATH_WORKS}"
+        )

@@ -91,6 +91,22 @@ def test_the_network_learns_and_the_target_follows() -> None:
     )
 
 
+def test_the_networks_rates_fall_only_where_the_critics_are_told_to() -> None:
+    """Adam's first step moves a weight by its rate, or by nothing."""
+
+    def largest_step(decay_critic: bool, at: int) -> float:
+        agent = dqn.Agent(2, 3, CONFIG.model_copy(update={"decay_critic": decay_critic}))
+        state = agent.init(jax.random.key(0))._replace(step=jnp.int32(at))
+        before = np.array(state.network.head.out.weight)
+        after, _ = agent.update(state, jax.tree.map(lambda leaf: leaf[None], random_tape(1)))
+        return float(np.abs(np.array(after.network.head.out.weight) - before).max())
+
+    full = pytest.approx(CONFIG.head_lr, rel=0.01)
+    assert largest_step(False, 0) == full == largest_step(False, CONFIG.steps)
+    falling = [largest_step(True, at) / CONFIG.head_lr for at in (0, 50, 100)]
+    assert falling == pytest.approx([1, 0.5, 0], rel=0.01, abs=1e-6)
+
+
 def test_updates_of_many_tapes_are_updates_one_by_one() -> None:
     tapes = [random_tape(seed) for seed in range(3)]
     together, _ = AGENT.update(

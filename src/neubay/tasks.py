@@ -524,6 +524,7 @@ def _register_classics() -> None:
             state_size=4,
             actions=DiscreteActions(2),
             horizon=500,
+            benchmark="cartpole",
             env_id="CartPole-v1",
             termination=pole_falls,
         )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neubay.agents.learning import (
     Metrics,
-    cosine_decay,
+    actor_decay,
     descend,
     init_optimiser,
     mean_weights,
@@ -84,7 +84,7 @@ def _gradient_step(
 
     gradient, (squared_error, log_prob) = jax.grad(loss, has_aux=True)(state.actor)
     actor, optimiser, health = descend(
-        state.actor, gradient, state.optimiser, config, cosine_decay(config, state.step)
+        state.actor, gradient, state.optimiser, config, actor_decay(config, state.step)
     )
     metrics = {
         "squared_error": squared_error,

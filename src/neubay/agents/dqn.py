@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from neubay.agents.learning import (
     Metrics,
+    critic_decay,
     descend,
     init_optimiser,
     mixture_weights,
@@ -174,7 +175,9 @@ def _gradient_step(
         return weights @ optax.huber_loss(taken, target, delta=config.huber), taken
 
     (critic_loss, q), gradient = jax.value_and_grad(loss, has_aux=True)(state.network)
-    network, optimiser, health = descend(state.network, gradient, state.optimiser, config)
+    network, optimiser, health = descend(
+        state.network, gradient, state.optimiser, config, critic_decay(config, state.step)
+    )
     metrics = {
         "critic_loss": critic_loss,
         "epsilon": epsilon(config, state.step),

@@ -99,6 +99,11 @@ def descend(
     return network, optimiser, health
 
 
-def cosine_decay(config: AgentConfig, step: Array) -> Float[Array, ""]:
-    """The actor's rates fall from full to zero over the training."""
+def actor_decay(config: AgentConfig, step: Array) -> Float[Array, ""]:
+    """The actor's rates fall along a cosine from full to zero over the training."""
     return 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / config.steps, 1.0)))
+
+
+def critic_decay(config: AgentConfig, step: Array) -> float | Float[Array, ""]:
+    """The critic's rates stay, unless the configuration lets them fall as well."""
+    return actor_decay(config, step) if config.decay_critic else 1.0

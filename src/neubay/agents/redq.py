@@ -27,8 +27,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neubay.agents.learning import (
     Metrics,
+    actor_decay,
     adam,
-    cosine_decay,
+    critic_decay,
     descend,
     init_optimiser,
     mixture_weights,
@@ -169,10 +170,10 @@ def _gradient_step(
         lambda critic: (critic.encoder, critic.head), state.critic, (d_encoder, d_heads)
     )
     actor, actor_optimiser, actor_health = descend(
-        state.actor, d_actor, state.actor_optimiser, config, cosine_decay(config, state.step)
+        state.actor, d_actor, state.actor_optimiser, config, actor_decay(config, state.step)
     )
     critic, critic_optimiser, critic_health = descend(
-        state.critic, d_critic, state.critic_optimiser, config
+        state.critic, d_critic, state.critic_optimiser, config, critic_decay(config, state.step)
     )
 
     log_alpha, alpha_optimiser = state.log_alpha, state.alpha_optimiser

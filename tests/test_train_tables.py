@@ -108,3 +108,26 @@ def test_the_results_page_shows_what_its_records_say() -> None:
     runs = json.loads((docs / "train.json").read_text(encoding="utf-8"))["runs"]
     page = (docs / "train.md").read_text(encoding="utf-8")
     assert into_text(page, train_tables.markdown(runs), train_tables.BEGIN) == page
+
+
+def test_several_datasets_get_one_table_of_their_scores(tmp_path: Path) -> None:
+    def condensed(dataset: str, seed: int, score: float | None, last: float) -> dict[str, Any]:
+        directory = write_run(tmp_path / f"{dataset}{seed}", seed=seed, zeta=1.0, returns=[last])
+        about, summary = (
+            json.loads((directory / f"{name}.json").read_text()) for name in ("run", "summary")
+        )
+        summary |= {"dataset": dataset, "score": score}
+        summary |= {"data_score": None if score is None else 5.2}
+        return train_tables.condense(dataset, about, summary, [], about["config"])
+
+    runs = [
+        condensed("a", 0, 50.0, 1.0),
+        condensed("a", 1, 70.0, 2.0),
+        condensed("b", 0, None, 3.0),
+    ]
+    runs[1]["variant"] = "bc"
+    text = train_tables.markdown(runs)
+    assert "| dataset | environment | seeds | the data | neubay | bc |" in text
+    assert "| a | Toy-v0 | 1 | 5.2 | 50.0 | 70.0 |" in text
+    assert "| b | Toy-v0 | 1 | -900.0 | 3.0 | - |" in text
+    assert "the data |" not in train_tables.markdown(runs[:2])

@@ -111,8 +111,9 @@ def _rounded(value: Any) -> Any:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """For each dataset its groups of runs that differ in the seed alone, then every run."""
-    parts = []
+    """Of several datasets one table of scores; for each its groups of runs that differ in the
+    seed alone, then every run."""
+    parts = [_overview(runs)] if len(_grouped(runs, "dataset")) > 1 else []
     for dataset, members in _grouped(runs, "dataset").items():
         first = members[0]
         data = _with_score(first["data_return_mean"], first["data_score"])
@@ -133,6 +134,25 @@ def _grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
     for run in runs:
         groups[run[key] if key != "setting" else setting(run)].append(run)
     return dict(groups)
+
+
+def _overview(runs: Sequence[Run]) -> str:
+    """Datasets down, variants across: scores, or returns where a task has no reference. Of each
+    variant the runs that changed fewest settings count."""
+    variants = list(_grouped(runs, "variant"))
+    rows = []
+    for dataset, members in _grouped(runs, "dataset").items():
+        first, cells, seeds = members[0], [], 0
+        key = "return_mean" if first["score"] is None else "score"
+        for variant in variants:
+            of_variant = [run for run in members if run["variant"] == variant]
+            fewest = min((len(run["changed"]) for run in of_variant), default=0)
+            counted = [run for run in of_variant if len(run["changed"]) == fewest]
+            cells.append(_spread([run[key] for run in counted]))
+            seeds = max(seeds, len(counted))
+        data = first["data_return_mean" if key == "return_mean" else "data_score"]
+        rows.append((dataset, first["environment"], str(seeds), _number(data), *cells))
+    return plain_markdown(("dataset", "environment", "seeds", "the data", *variants), rows)
 
 
 def _groups(runs: Sequence[Run]) -> str:

@@ -56,10 +56,27 @@ def test_a_constant_is_tested_against_the_spread_of_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("change", "level"),
-    [(0.0, 0), (-2.9, 0), (-3.0, -1), (33.2 - 43.2, -2), (-29.9, -2), (-30.0, -3), (51.6, 3)],
+    [
+        (0.0, 0),
+        (-2.9, 0),
+        (-3.0, -1),
+        (-9.9, -1),
+        (33.2 - 43.2, -2),  # printed so: N = 20 on AntMaze
+        (-29.9, -2),
+        (-30.0, -2),
+        (64.1 - 34.1, 2),
+        (-30.1, -3),
+        (51.6, 3),
+    ],
 )
 def test_shades(change: float, level: int) -> None:
+    """The caption's 3-10, 10-30 and > 30: a change of 30 is not more than 30."""
     assert shade(change) == level
+
+
+def test_a_change_printed_as_30_may_be_more() -> None:
+    """The paper has two, 34.1 to 4.1 and 81.1 to 51.1, both dark."""
+    assert shade(4.1 - 34.1, rounding=0.1) == -3 and shade(4.3 - 34.1, rounding=0.1) == -2
 
 
 def test_a_deviation_is_scaled_and_never_shifted() -> None:

@@ -180,7 +180,8 @@ def _cell(table: Table, row: str, column: Column, decimals: int) -> Cell:
         Sample(cell.mean, cell.std, SEEDS),
         best=cell.best,
         marked=cell.marked,
-        shade=0 if difference is None else shade(difference),
+        # Printed as 30.0, a change may be more: both such cells of the paper are dark.
+        shade=0 if difference is None else shade(difference, rounding=0.1),
         decimals=decimals,
     )
 

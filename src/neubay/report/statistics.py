@@ -15,8 +15,8 @@ Scores = Float[np.ndarray, " seeds"]
 SIGNIFICANCE = 0.05
 """The paper's p below which a method counts as worse than the best."""
 
-SHADES = (3.0, 10.0, 30.0)
-"""Where the paper's light, medium and dark shading of a change begins."""
+LIGHT, MEDIUM, DARK = 3.0, 10.0, 30.0
+"""From where on the paper shades a change lightly and moderately, and above what darkly."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,14 @@ def not_worse(samples: Mapping[str, Sample]) -> set[str]:
     return marked
 
 
-def shade(change: float) -> int:
-    """How strongly the paper shades a change of score: 0 to 3, negative where it got worse."""
+def shade(change: float, rounding: float = 0.0) -> int:
+    """How strongly the paper shades a change of score: 0 to 3, negative where it got worse.
+
+    Light is 3 to 10, medium 10 to 30 with both ends, and dark above 30.
+
+    Args:
+        rounding: by how much the change may be more than it is said to be.
+    """
     size = round(abs(change), 6)  # scores have one decimal: 43.2 - 33.2 is 10 and not less
-    level = sum(size >= start for start in SHADES)
+    level = (size >= LIGHT) + (size >= MEDIUM) + (size + rounding > DARK)
     return -level if change < 0 else level

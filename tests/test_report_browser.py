@@ -4,8 +4,11 @@ Skipped where there is no Chromium. Set NEUBAY_SCREENSHOTS to a folder to look a
 """
 
 import base64
+import shutil
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -151,8 +154,37 @@ def test_no_column_is_cut_off_in_print(
     assert widths and all(needed <= given for needed, given in widths), widths
 
 
-def test_the_live_page_refreshes_itself(chromium: Browser, tmp_path: Path) -> None:
-    directory = make_run(tmp_path / "run", finished=False, rows=20)
+def test_paper_is_light(chromium: Browser, pages: dict[str, Path]) -> None:
+    """Who reads in the dark prints in light colours, every one of them."""
+    script = """(() => {
+      const found = {};
+      const style = getComputedStyle(document.documentElement);
+      for (const rule of document.styleSheets[0].cssRules[0].style)
+        if (rule.startsWith('--')) found[rule] = style.getPropertyValue(rule).trim();
+      const texts = [...document.querySelectorAll('h1, p, td, th, li, dd, figcaption, svg text')];
+      const colours = texts.map(e => getComputedStyle(e)).map(own => own.color + own.fill);
+      return [found, style.colorScheme, colours];
+    })()"""
+    seen = {}
+    try:
+        for name in ("one", "many"):
+            for scheme in ("light", "dark"):
+                features = [{"name": "prefers-color-scheme", "value": scheme}]
+                chromium.call("Emulation.setEmulatedMedia", media="print", features=features)
+                chromium.open(pages[name].as_uri())
+                seen[name, scheme] = chromium.evaluate(script)
+                keep(f"{name}-print-{scheme}.png", chromium.screenshot())
+    finally:
+        chromium.call("Emulation.setEmulatedMedia", media="", features=[])
+    for name in ("one", "many"):
+        assert seen[name, "light"] == seen[name, "dark"]
+    variables, scheme, _ = seen["one", "dark"]
+    assert scheme == "light" and {"--mark", "--warn-wash", "--worse3", "--sky"} <= set(variables)
+
+
+@contextmanager
+def live_page(chromium: Browser, directory: Path) -> Iterator[str]:
+    """The page of a run that is going on, opened, renewing itself every second."""
     chromium.requests.clear()
     chromium.complaints.clear()
     with (
@@ -161,14 +193,70 @@ def test_the_live_page_refreshes_itself(chromium: Browser, tmp_path: Path) -> No
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         chromium.open(server.address)
-        seen = chromium.loads
-        with (directory / "metrics.jsonl").open("a") as file:
-            file.write('{"kind": "train", "step": 12000, "q_data": 1.0}\n')
-        chromium.wait_for_loads(seen + 1)
-        assert "running, 75%" in chromium.evaluate("document.body.innerText")
+        yield server.address
         chromium.open("about:blank")
         server.shutdown()
-    asked = {
-        address for address in chromium.requests if not address.startswith(("data:", "about:"))
-    }
-    assert asked == {server.address} and chromium.complaints == []
+
+
+def wait_for(chromium: Browser, words: str) -> None:
+    end = time.monotonic() + 150
+    while words not in chromium.evaluate("document.body.innerText"):
+        assert time.monotonic() < end, f"'{words}' did not appear"
+        time.sleep(0.2)
+
+
+def progress(directory: Path, step: int) -> None:
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"kind": "train", "step": {step}, "q_data": 1.0}}\n')
+
+
+def test_the_live_page_renews_itself_under_its_reader(chromium: Browser, tmp_path: Path) -> None:
+    """What was opened stays open, and neither the place on the page nor the focus is lost."""
+    directory = make_run(tmp_path / "run", finished=False, rows=20)
+    chromium.show(1240, "light")
+    with live_page(chromium, directory) as address:
+        loads = chromium.loads
+        chromium.evaluate("""(() => {
+          const [first, second] = document.querySelectorAll('details');
+          first.open = true;
+          second.querySelector('summary').focus();
+          scrollTo({top: 700, behavior: 'instant'});
+        })()""")
+        state = """(() => {
+          const all = [...document.querySelectorAll('details')];
+          const at = document.activeElement;
+          return [all.map(e => e.open), at.tagName, all.indexOf(at.parentElement), scrollY];
+        })()"""
+        before = chromium.evaluate(state)
+        assert before[0][:2] == [True, False] and before[1:] == ["SUMMARY", 1, 700]
+        progress(directory, 12_000)
+        wait_for(chromium, "running, 75%")
+        assert chromium.evaluate(state) == before
+        # At its end the page has other parts, and renews itself no more.
+        done = make_run(tmp_path / "done", rows=20)
+        shutil.copy(done / "summary.json", directory / "summary.json")
+        wait_for(chromium, "What the posterior expects")
+        after = chromium.evaluate(state)
+        assert after[0][:3] == [True, False, False] and after[1:3] == before[1:3]
+        assert abs(after[3] - before[3]) < 200
+        asked_for = len(chromium.requests)
+        time.sleep(1.5)
+        chromium.evaluate("0")
+        assert len(chromium.requests) == asked_for
+        assert chromium.loads == loads, "the page was never loaded again"
+    asked = {one for one in chromium.requests if not one.startswith(("data:", "about:"))}
+    assert asked == {address} and chromium.complaints == []
+
+
+def test_the_live_page_is_loaded_again_without_scripts(chromium: Browser, tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", finished=False, rows=20)
+    chromium.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        with live_page(chromium, directory):
+            seen = chromium.loads
+            progress(directory, 12_000)
+            chromium.wait_for_loads(seen + 1)
+            wait_for(chromium, "running, 75%")
+    finally:
+        chromium.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert chromium.complaints == []

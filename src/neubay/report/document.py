@@ -1,6 +1,7 @@
 """The skeleton of a page, and its parts. Everything that comes from a file is escaped here."""
 
 import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,17 @@ from neubay.report.tables import Grid
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
+def _part(name: str) -> str:
+    return resources.files("neubay.report").joinpath(name).read_text(encoding="utf-8")
+
+
+_LIVE = _part("live.js")
+_SEAL = base64.b64encode(hashlib.sha256(_LIVE.encode()).digest()).decode("ascii")
+
+# A page that may run this one script, which asks for the page itself and nothing else.
+LIVE_POLICY = f"{POLICY}; script-src 'sha256-{_SEAL}'; connect-src 'self'"
+
+
 @dataclass(frozen=True)
 class Picture:
     """A figure with its name (of the file, and within the page) and what it says."""
@@ -28,21 +40,26 @@ class Picture:
 
 
 def document(title: str, lead: str, body: Sequence[str], *, refresh: int | None = None) -> str:
-    """A whole page. With `refresh`, it asks for itself anew after so many seconds."""
-    style = resources.files("neubay.report").joinpath("page.css").read_text(encoding="utf-8")
-    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    """A whole page. With `refresh`, it draws itself anew every so many seconds: by a script that
+    keeps what a reader has opened, or by being loaded again where scripts are switched off."""
+    live, again = "", ""
+    if refresh:
+        live = f"<script>{_LIVE}</script>"
+        again = f'<noscript><meta http-equiv="refresh" content="{refresh}"></noscript>'
+    attribute = f' data-refresh="{refresh}"' if refresh else ""
+    policy = LIVE_POLICY if refresh else POLICY
     parts = [
         "<!doctype html>",
-        '<html lang="en">',
+        f'<html lang="en"{attribute}>',
         "<head>",
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="color-scheme" content="light dark">',
         '<link rel="icon" href="data:,">',
         again,
         f"<title>{escape(title)}</title>",
-        f"<style>{style}</style>",
+        f"<style>{_part('page.css')}</style>",
         "</head>",
         "<body>",
         '<a class="skip" href="#content">Skip to the results</a>',
@@ -50,6 +67,7 @@ def document(title: str, lead: str, body: Sequence[str], *, refresh: int | None 
         f'<main id="content">{"".join(body)}</main>',
         f"<footer>Made by neubay {escape(__version__)}. Nothing on this page is loaded from "
         "elsewhere.</footer>",
+        live,
         "</body>",
         "</html>",
     ]

@@ -56,10 +56,10 @@ class Parsed(HTMLParser):
         return sum(name == tag for name, _ in self.elements)
 
 
-def check_page(text: str) -> Parsed:
+def check_page(text: str, scripts: int = 0) -> Parsed:
     """Well formed, self-contained, with one h1, unique ids, and a name for every picture."""
     parsed = Parsed(text)
-    assert parsed.count("h1") == 1 and parsed.count("script") == 0
+    assert parsed.count("h1") == 1 and parsed.count("script") == scripts
     ids = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     for tag, attrs in parsed.elements:
@@ -395,8 +395,33 @@ def test_sensitivity_tables(many: list[records.RunRecord]) -> None:
     assert [cell.shade for cell in zeta.rows[0].cells] == [0, -3]
     assert [cell.shade for cell in grids["sensitivity_memory"].rows[0].cells] == [0, -1]
     panels = sweeps.curve_panels(arrange(many), "agent.encoder_lr")
-    assert list(panels["mine"]) == ["1e-05", "0.0003"]
+    assert list(panels["mine"]) == ["η_φ = 1e-05", "η_φ = 0.0003"]
     assert not sweeps.curve_panels(arrange(many), "agent.kappa")
+
+
+def test_a_group_looks_the_same_in_every_figure(many: list[records.RunRecord]) -> None:
+    datasets = arrange(many)
+    shared = run_figures.looks(labels(datasets))
+    panels = sweeps.curve_panels(datasets, "agent.encoder_lr")
+    sweep = run_figures.curves_figure(panels, shared)
+    groups = {group.label: group.runs for group in datasets[1].groups}
+    overview = run_figures.overview_figure(groups, shared)
+    legend = [text.get_text() for text in sweep.legends[0].get_texts()]
+    assert legend == ["η_φ = 1e-05", "η_φ = 0.0003"], "the setting by name and value"
+    assert [text.get_text() for text in overview.legends[0].get_texts()] == list(groups)
+    drawn = {line.get_label(): line.get_color() for line in sweep.axes[0].lines}
+    for axes in overview.axes:
+        seen = {line.get_label(): line.get_color() for line in axes.lines}
+        assert seen["neubay"] == drawn["η_φ = 0.0003"]
+        assert seen["neubay, η_φ = 1e-05"] == drawn["η_φ = 1e-05"]
+    several = run_figures.looks([str(number) for number in range(len(run_figures.LOOKS))])
+    assert len({str(look) for look in several.values()}) == len(several)
+
+
+def test_a_legend_needs_no_evaluation(tmp_path: Path) -> None:
+    run = records.read(make_run(tmp_path / "a", environment=None, score=None, rows=10))
+    figure = run_figures.overview_figure({"neubay": [run]}, run_figures.looks(["neubay"]))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["neubay"]
 
 
 def test_without_a_main_result_there_is_nothing_to_shade(tmp_path: Path) -> None:
@@ -521,14 +546,21 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     both = records.read_all([first, second])
     for text in (page.one_run(both[0]).html, page.many_runs(both).html):
         assert nasty in check_page(text).text and "<script" not in text
+    (first / "summary.json").unlink()
+    check_page(page.one_run(records.read(first), refresh=5).html, scripts=1)
 
 
 def test_a_page_that_refreshes_says_so(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", finished=False)
     with runs.locked(directory):
         text = page.one_run(records.read(directory), refresh=7).html
-    check_page(text)
-    assert '<meta http-equiv="refresh" content="7">' in text and "running, 50%" in text
+    check_page(text, scripts=1)
+    assert (
+        '<noscript><meta http-equiv="refresh" content="7">' in text and 'data-refresh="7"' in text
+    )
+    assert "running, 50%" in text
+    finished = page.one_run(records.read(make_run(tmp_path / "done", rows=10))).html
+    assert "script-src" not in finished and "data-refresh" not in finished
 
 
 # -------------------------------------------------------------------------------- command line

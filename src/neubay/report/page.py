@@ -17,6 +17,8 @@ from neubay.report.records import RunRecord, newest
 from neubay.report.reel import Reel
 from neubay.report.tables import Grid
 
+Looks = Mapping[str, run_figures.Look]
+
 SUFFIXES = ("png", "pdf")
 """Formats of the figures that are written beside a page."""
 
@@ -294,12 +296,14 @@ def many_runs(runs: Sequence[RunRecord], *, left_out: Sequence[str] = ()) -> Rep
     if (aggregate := sweeps.aggregate_grid(datasets)) is not None:
         grids.append(aggregate)
     sensitive = sweeps.sensitivity_grids(datasets)
-    compared, curves = _comparisons(datasets), _sweep_pictures(datasets)
+    looks = run_figures.looks(labels(datasets))
+    intervals = _interval_pictures(datasets, looks)
+    compared, curves = _comparisons(datasets, looks), _sweep_pictures(datasets, looks)
     sections = [
-        ("scores", "Scores", "".join(map(html.table, grids)) + _interval_picture(datasets)),
+        ("scores", "Scores", "".join(map(html.table, grids)) + html.pictures(intervals, "many")),
         ("sensitivity", "Sensitivity", "".join(map(html.table, sensitive))),
         ("curves", "Learning curves", html.pictures(compared + curves, "many")),
-        ("runs", "Runs", "".join(_folded_run(number, run) for number, run in enumerate(runs))),
+        ("runs", "Runs", _folded_runs(datasets, looks)),
     ]
     shown = [(name, title, content) for name, title, content in sections if content]
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in shown)
@@ -310,7 +314,6 @@ def many_runs(runs: Sequence[RunRecord], *, left_out: Sequence[str] = ()) -> Rep
     )
     body = [html.heading(2, title, name) + content for name, title, content in shown]
     page = html.document(_many_title(datasets), lead, [_notices(_unread(left_out)), *body])
-    intervals = _interval_pictures(datasets)
     return Report(page, (*intervals, *compared, *curves), (*grids, *sensitive))
 
 
@@ -332,21 +335,18 @@ def _many_subtitle(runs: Sequence[RunRecord], datasets: Sequence[Data]) -> str:
     return " · ".join(word for word in words if word)
 
 
-def _interval_pictures(datasets: Sequence[Data]) -> list[Picture]:
+def _interval_pictures(datasets: Sequence[Data], looks: Looks) -> list[Picture]:
     found = sweeps.intervals(datasets)
     if not found or all(low == high for _, low, high in found.values()):
         return []
     unit = datasets[0].first.unit if len(datasets) == 1 else "normalised score"
-    figure = run_figures.interval_figure(found, unit, "Interquartile mean, 95 % interval")
+    title = "Interquartile mean, 95 % interval"
+    figure = run_figures.interval_figure(found, looks, unit, title)
     caption = "Interquartile means over seeds and datasets, with stratified bootstrap intervals."
     return [Picture("intervals", figure, caption, wide=True)]
 
 
-def _interval_picture(datasets: Sequence[Data]) -> str:
-    return html.pictures(_interval_pictures(datasets), "many")
-
-
-def _comparisons(datasets: Sequence[Data]) -> list[Picture]:
+def _comparisons(datasets: Sequence[Data], looks: Looks) -> list[Picture]:
     """Score, Q and horizons of the groups of each dataset."""
     shown = []
     for number, data in enumerate(datasets):
@@ -357,39 +357,47 @@ def _comparisons(datasets: Sequence[Data]) -> list[Picture]:
         caption = f"{data.title}: lines are means over seeds, bands their range."
         if len(data.groups) > len(groups):
             caption += f" The first {len(groups)} of {len(data.groups)} groups."
-        shown.append(Picture(name, run_figures.overview_figure(groups), caption, wide=True))
+        figure = run_figures.overview_figure(groups, looks)
+        shown.append(Picture(name, figure, caption, wide=True))
     return shown
 
 
-def _sweep_pictures(datasets: Sequence[Data]) -> list[Picture]:
+def _sweep_pictures(datasets: Sequence[Data], looks: Looks) -> list[Picture]:
     shown = []
     for setting, name, title in sweeps.CURVES:
         panels = sweeps.curve_panels(datasets, setting)
         if panels:
-            figure = run_figures.curves_figure(panels)
+            figure = run_figures.curves_figure(panels, looks)
             caption = f"{title}: learning curves, means over seeds and their range."
             shown.append(Picture(name, figure, caption, wide=len(panels) > 1))
     return shown
 
 
-def _folded_run(number: int, run: RunRecord) -> str:
+def _folded_runs(datasets: Sequence[Data], looks: Looks) -> str:
+    runs = [(group.label, run) for data in datasets for group in data.groups for run in group.runs]
+    return "".join(
+        _folded_run(number, run, label, looks) for number, (label, run) in enumerate(runs)
+    )
+
+
+def _folded_run(number: int, run: RunRecord, label: str, looks: Looks) -> str:
     content = (
         html.paragraph(_subtitle(run), "lead")
         + html.tiles(_facts(run))
         + _notices(findings(run))
-        + html.pictures(_overview(run), f"run{number}")
+        + html.pictures(_overview(run, label, looks), f"run{number}")
         + _origin(run)
     )
     result = "-" if run.result is None else _number(run.result)
-    remark = f"{run.dataset}, {run.variant}, seed {run.seed}: {result}, {_status(run)}"
+    remark = f"{run.dataset}, {label}, seed {run.seed}: {result}, {_status(run)}"
     return html.folded(run.name, remark, content, name=f"run-{number}")
 
 
-def _overview(run: RunRecord) -> list[Picture]:
+def _overview(run: RunRecord, label: str, looks: Looks) -> list[Picture]:
     """One figure for what the page of the run alone shows in five."""
     if not len(run.train["step"]):
         return []
-    figure = run_figures.overview_figure({run.variant: [run]})
+    figure = run_figures.overview_figure({label: [run]}, looks)
     caption = f"All figures of this run: neubay report {run.directory}"
     return [Picture("overview", figure, caption, wide=True)]
 

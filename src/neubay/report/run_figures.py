@@ -12,11 +12,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from neubay.report.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades
-from neubay.report.groups import spokesman
+from neubay.report.groups import Group, spokesman
 from neubay.report.records import Curves, RunRecord
 
 PALETTE = [COLOURS[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky")]
 _DASHED = (0, (4, 2.5))
+_LINES: tuple[Any, ...] = ("solid", (0, (7, 2)), (0, (7, 2, 1.5, 2)))  # when colours run out
 _SIZE = (5.2, 3.3)
 _WIDE = 10.5
 _BUCKETS = 300  # of a drawn curve: about one for every two pixels
@@ -188,42 +189,74 @@ def loss_figure(run: RunRecord) -> Figure:
 # --- Many runs -----------------------------------------------------------------------------------
 
 
-def curves_figure(panels: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> Figure:
-    """Learning curves: a panel per dataset, a line per group of seeds with their range."""
+Look = dict[str, Any]
+"""Colour and line of a group, the same in every figure of a report."""
+
+LOOKS: tuple[Look, ...] = tuple(
+    {"color": colour, "linestyle": line} for line in _LINES for colour in PALETTE
+)
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """A look for each group, in order."""
+    return {label: LOOKS[number % len(LOOKS)] for number, label in enumerate(labels)}
+
+
+def curves_figure(
+    panels: Mapping[str, Mapping[str, Group]], of_groups: Mapping[str, Look]
+) -> Figure:
+    """Learning curves: a panel per dataset, a line per value of a setting with its seeds' range."""
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
     with style.context(STYLE):
         width = _SIZE[0] if across == 1 else _WIDE
         figure = Figure(figsize=(width, (3.3 if across < 3 else 2.9) * down + 0.5))
         grid = figure.subplots(down, across, squeeze=False).ravel()
-        labels = list(dict.fromkeys(label for groups in panels.values() for label in groups))
+        of_values = _looks_of_values(panels, of_groups)
         for axes, (dataset, groups) in zip(grid, panels.items(), strict=False):
-            first = spokesman([run for runs in groups.values() for run in runs])
-            for label, runs in groups.items():
-                _seeds_line(axes, runs, first.measure, _colour(labels, label), label)
+            runs = [run for group in groups.values() for run in group.runs]
+            first = spokesman(runs)
+            for label, group in groups.items():
+                _seeds_line(axes, group.runs, first.measure, label, of_values[label])
             _data_line(axes, first)
             axes.set_title(dataset, parse_math=False)
-            _finish(axes, max(run.steps for runs in groups.values() for run in runs), first.unit)
+            _finish(axes, max(run.steps for run in runs), first.unit)
         for axes in grid[len(panels) :]:
             axes.remove()
         _shared_legend(figure, list(grid[: len(panels)]))
     return figure
 
 
-def overview_figure(groups: Mapping[str, Sequence[RunRecord]]) -> Figure:
+def _looks_of_values(
+    panels: Mapping[str, Mapping[str, Group]], of_groups: Mapping[str, Look]
+) -> dict[str, Look]:
+    """Each value looks as its group does elsewhere; another look where two would be the same, as
+    where the main setting has another value on another dataset."""
+    chosen: dict[str, Look] = {}
+    for groups in panels.values():
+        for value, group in groups.items():
+            wanted = [of_groups[group.label], *LOOKS]
+            free = (look for look in wanted if look not in chosen.values())
+            chosen.setdefault(value, next(free, LOOKS[0]))
+    return chosen
+
+
+def overview_figure(
+    groups: Mapping[str, Sequence[RunRecord]], of_groups: Mapping[str, Look]
+) -> Figure:
     """The paper's figure of what matters: score, Q on the data and horizons, a line per group."""
-    labels = list(groups)
     everyone = [run for runs in groups.values() for run in runs]
     first = spokesman(everyone)
     with style.context(STYLE):
         figure = Figure(figsize=(_WIDE, 3.5))
         score, value, horizon = figure.subplots(1, 3)
         for label, runs in groups.items():
-            colour = _colour(labels, label)
-            _seeds_line(score, runs, first.measure, colour, label)
-            _seeds_line(value, runs, "q_data", colour, "")
-            _seeds_line(value, runs, "discounted_mean", colour, "", linestyle=(0, (1.5, 1.5)))
-            _seeds_horizons(horizon, runs, colour)
+            look = of_groups[label]
+            _seeds_line(score, runs, first.measure, label, look)
+            _seeds_line(value, runs, "q_data", label, look)
+            paid = look | {"linestyle": (0, (1.5, 1.5))}
+            _seeds_line(value, runs, "discounted_mean", "_", paid)
+            _seeds_horizons(horizon, runs, label, look)
         _data_line(score, first)
         steps = max(run.steps for run in everyone)
         for axes, title in (
@@ -234,20 +267,24 @@ def overview_figure(groups: Mapping[str, Sequence[RunRecord]]) -> Figure:
             axes.set_title(title)
             _finish(axes, steps, "", ticks=3)
         _log2(horizon)
-        _shared_legend(figure, [score])
+        _shared_legend(figure, [score, value, horizon])
     return figure
 
 
 def interval_figure(
-    groups: Mapping[str, tuple[float, float, float]], unit: str, title: str
+    groups: Mapping[str, tuple[float, float, float]],
+    of_groups: Mapping[str, Look],
+    unit: str,
+    title: str,
 ) -> Figure:
     """Interquartile means with their intervals, one below the other."""
     with style.context(STYLE):
         figure = Figure(figsize=(_WIDE, 0.9 + 0.3 * len(groups)))
         axes = figure.subplots()
-        for place, (middle, low, high) in enumerate(groups.values()):
-            axes.plot([low, high], [place, place], color=PALETTE[0], linewidth=6, alpha=0.35)
-            axes.plot(middle, place, "o", color=PALETTE[0])
+        for place, (label, (middle, low, high)) in enumerate(groups.items()):
+            colour = of_groups[label]["color"]
+            axes.plot([low, high], [place, place], color=colour, linewidth=6, alpha=0.35)
+            axes.plot(middle, place, "o", color=colour)
         axes.set_yticks(range(len(groups)), list(groups), parse_math=False)
         axes.invert_yaxis()
         axes.margins(y=0.3 / len(groups) + 0.1)
@@ -318,30 +355,24 @@ def _single(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _colour(labels: Sequence[str], label: str) -> str:
-    return PALETTE[labels.index(label) % len(PALETTE)]
-
-
-def _seeds_line(
-    axes: Axes, runs: Sequence[RunRecord], name: str, colour: str, label: str, **how: Any
-) -> None:
+def _seeds_line(axes: Axes, runs: Sequence[RunRecord], name: str, label: str, look: Look) -> None:
     steps, values = shared_steps(runs, name)
     if not len(steps):
         return
-    axes.plot(steps, values.mean(axis=0), color=colour, label=label or "_", **how)
+    axes.plot(steps, values.mean(axis=0), label=label, **look)
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0)
+        axes.fill_between(steps, low, high, color=look["color"], alpha=0.14, linewidth=0)
 
 
-def _seeds_horizons(axes: Axes, runs: Sequence[RunRecord], colour: str) -> None:
+def _seeds_horizons(axes: Axes, runs: Sequence[RunRecord], label: str, look: Look) -> None:
     """The mean over seeds of each quartile."""
     quartiles = [shared_steps(runs, f"horizon_p{percent}") for percent in (25, 50, 75)]
     if len(quartiles[1][0]):
         low, middle, high = (np.maximum(values.mean(axis=0), 0.5) for _, values in quartiles)
         steps = quartiles[1][0]
-        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(steps, middle, color=colour)
+        axes.fill_between(steps, low, high, color=look["color"], alpha=0.18, linewidth=0)
+        axes.plot(steps, middle, label=label, **look)
 
 
 def _data_line(axes: Axes, run: RunRecord) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from neubay import published
 from neubay.published import PaperBenchmark
-from neubay.report.groups import Data, Group, labels, show
+from neubay.report.groups import Data, Group, labels, show, symbol
 from neubay.report.records import RunRecord, Settings
 from neubay.report.statistics import (
     Sample,
@@ -389,14 +389,15 @@ def _sensitivity_row(
     return Row(f"{data.title} ({_unit(data)})", tuple(cells))
 
 
-def curve_panels(datasets: Sequence[Data], setting: str) -> dict[str, dict[str, list[RunRecord]]]:
-    """Per dataset, the runs for each value of one setting, all else being as in the main group."""
+def curve_panels(datasets: Sequence[Data], setting: str) -> dict[str, dict[str, Group]]:
+    """Per dataset, the group of each value of one setting, all else being as in the main group."""
     panels = {}
     for data in datasets:
         groups = [group for group in data.groups if group.differs_in(data.main) <= {setting}]
         if len(groups) > 1:
             ordered = sorted(groups, key=lambda group: group.settings.get(setting) or 0)
             panels[data.title] = {
-                show(group.settings.get(setting)): list(group.runs) for group in ordered
+                f"{symbol(setting)} = {show(group.settings.get(setting))}": group
+                for group in ordered
             }
     return panels

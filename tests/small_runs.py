@@ -66,7 +66,7 @@ def outcome(directory: Path) -> dict[str, Any]:
     for path in kept:
         note = checkpoints.unsealed(path)
         position = {name: value for name, value in note["position"].items() if name != "seconds"}
-        parts = checkpoints._read(path, note["arrays"])
+        parts = checkpoints.read_arrays(path / "arrays", note["arrays"])
         found[path.name] = (
             position,
             {

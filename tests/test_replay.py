@@ -1,5 +1,6 @@
 """The replay against a plain list of trajectories."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.imagination import Rollouts
-from neubay.replay import Replay, sample_data
+from neubay.replay import Replay, _Queue, sample_data
 from neubay.tape import Prefix, Tape, episodes, has_successor, slice_rows
 from neubay.tasks import ContinuousActions, Task
 
@@ -181,9 +182,12 @@ def test_rows_are_evicted_oldest_first_through_many_turns_of_the_ring() -> None:
         reference.add(*batch)
         allocated.add(replay.nbytes)
     assert len(allocated) == 1  # it stopped growing
-    state = replay.state_dict()
+    slices = list(replay.slices(300))
+    assert len(slices) > 4 and all(sum(a.nbytes for a in part.values()) <= 300 for part in slices)
+    assert all(column.base is not None for part in slices for column in part.values())  # no copy
+    stored = [part["imagined.state"] for part in slices if "imagined.state" in part]
     held = np.concatenate([tape.state[~tape.real] for tape in reference.trajectories])
-    np.testing.assert_array_equal(state["imagined.state"], held)
+    np.testing.assert_array_equal(np.concatenate(stored), held)
 
 
 def test_more_than_fits_keeps_the_last() -> None:
@@ -211,7 +215,8 @@ def test_a_whole_episode_without_imagined_step_is_kept() -> None:
     np.testing.assert_array_equal(tape.terminated[0], [False, False, True, False])
 
 
-def test_a_replay_taken_up_again_goes_on_as_if_nothing_had_happened() -> None:
+@pytest.mark.parametrize("size", [1, 500, 10**6])
+def test_a_replay_taken_up_again_goes_on_as_if_nothing_had_happened(size: int) -> None:
     """Also after the ring has turned over, and bit for bit."""
     for penalised in (False, True):
         imagined = Imaginer(DATASET, 7, penalised)
@@ -219,7 +224,7 @@ def test_a_replay_taken_up_again_goes_on_as_if_nothing_had_happened() -> None:
         for _ in range(40):
             replay.add(*imagined(4))
         again = Replay(DATASET, 120, penalised=penalised)
-        again.load({name: column.copy() for name, column in replay.state_dict().items()})
+        again.load(copies(replay.slices(size)))
         one, other = np.random.default_rng(3), np.random.default_rng(3)
         for _ in range(20):
             assert same(replay.sample(one, 2, 50), again.sample(other, 2, 50))
@@ -229,11 +234,41 @@ def test_a_replay_taken_up_again_goes_on_as_if_nothing_had_happened() -> None:
             assert replay.rows == again.rows and len(replay) == len(again)
 
 
+def copies(slices: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+    for part in slices:
+        yield {name: column.copy() for name, column in part.items()}
+
+
 def test_a_used_replay_takes_nothing_over() -> None:
     replay = Replay(DATASET, 100)
     replay.add(*Imaginer(DATASET, 0)(2))
     with pytest.raises(ValueError, match="fresh"):
-        replay.load(replay.state_dict())
+        replay.load(replay.slices(1000))
+
+
+def test_a_replay_takes_all_or_nothing_over() -> None:
+    replay, again = Replay(DATASET, 100), Replay(DATASET, 100)
+    replay.add(*Imaginer(DATASET, 0)(5))
+
+    def broken() -> Iterator[dict[str, np.ndarray]]:
+        yield next(replay.slices(100))
+        raise OSError
+
+    with pytest.raises(OSError):
+        again.load(broken())
+    again.load(replay.slices(100))
+    rng, other = np.random.default_rng(0), np.random.default_rng(0)
+    assert same(replay.sample(rng, 2, 50), again.sample(other, 2, 50))
+
+
+def test_growing_takes_no_more_than_the_full_replay() -> None:
+    queue, limit = _Queue(10_000, value=(np.float64,)), 10_000
+    for _ in range(100):
+        before = queue.allocated
+        queue.append({"value": np.zeros(100)})
+        if queue.allocated != before:  # what is held lies in the old and in the new columns then
+            assert 2 * (len(queue) - 100) <= max(limit, 2 * 1024)
+    assert queue.allocated == limit
 
 
 def test_a_memory_mapped_dataset_serves_as_well(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     checkpoints/000012000-0000031/    a moment of the training: gradient steps, gatherings
         arrays/                       orbax: agent, optimiser states, random key; replay
+        replay/0001/ ...              orbax: more of the replay, where it is large
         checkpoint.json               position, arrays, SHA-256 of every file and of itself
     checkpoints/best-000008000/       the agent that scored best so far, without the replay
 
@@ -13,9 +14,10 @@ needs no replay, and is the only one that a finished run keeps, beside the best.
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -30,22 +32,26 @@ from neubay.errors import RunError
 from neubay.rundir import CHECKPOINTS, moments
 from neubay.runs import Report
 
-LAYOUT = 1
-"""Version of a checkpoint."""
+LAYOUT = 2
+"""Version of a checkpoint. 1 had all of the replay in arrays/; it is read all the same."""
 EVERY = 30.0
 """Seconds between two checkpoints, at least."""
 SHARE = 0.02
 """Of the time, what checkpoints may take: a slow one is followed by a longer pause."""
+SLICE = 64_000_000
+"""Bytes of the replay that are written or read at once: orbax copies what it is given twice."""
 _SEAL = "checkpoint.json"
+
+Arrays = dict[str, np.ndarray]
 
 
 @runtime_checkable
 class Experience(Protocol):
     """Where tapes come from, as far as it has to be kept."""
 
-    def state_dict(self) -> dict[str, np.ndarray]: ...
+    def slices(self, size: int) -> Iterator[Arrays]: ...
 
-    def load(self, state: dict[str, np.ndarray]) -> None: ...
+    def load(self, slices: Iterable[Arrays]) -> None: ...
 
 
 @dataclasses.dataclass
@@ -88,8 +94,8 @@ class Damaged(Exception):
     """A checkpoint is not what was written."""
 
 
-Described = dict[str, dict[str, list[Any]]]
-"""Arrays by part and name: dtype and shape of each."""
+Described = dict[str, list[Any]]
+"""Arrays by name: dtype and shape of each."""
 
 
 class _Note(NamedTuple):
@@ -97,7 +103,8 @@ class _Note(NamedTuple):
 
     position: dict[str, Any]
     metrics_bytes: int
-    arrays: Described
+    arrays: dict[str, Described]
+    slices: list[Described]
 
 
 class Checkpoints:
@@ -135,14 +142,14 @@ class Checkpoints:
         for path in found:
             try:
                 note = _checked(path, self.metrics)
-                arrays = _read(path, note.arrays)
+                arrays = read_arrays(path / "arrays", note.arrays)
                 resumed = _filled(state, arrays["agent"])
+                position = Position(**note.position)
+                if position.step < end:
+                    experience.load(_slices(path, note, arrays))
             except Damaged as damage:
                 self._report(f"{path}: damaged ({damage}); it is not used")
                 continue
-            position = Position(**note.position)
-            if position.step < end:
-                experience.load(arrays["experience"])
             for damaged in found[: found.index(path)]:
                 _discard(damaged)
             self._cut_metrics(note.metrics_bytes)
@@ -173,22 +180,22 @@ class Checkpoints:
         here; keep the agent if none scored better; leave if that was asked for."""
         with at.clock("checkpoints"):
             scored = at.evaluation or {"step": None}
-            if scored["step"] == at.step and (at.best is None or scored["return_mean"] > at.best):
+            if scored["step"] == at.step and _beats(scored["return_mean"], at.best):
                 at.best = scored["return_mean"]
                 self._keep_best(state, at)
         stop, ended = self._signalled(), at.step >= end
         if stop or ended or time.monotonic() >= self._next:
             begun = time.monotonic()
             with at.clock("checkpoints"):
-                self._keep(state, {} if ended else experience.state_dict(), at)
+                self._keep(state, [] if ended else list(experience.slices(SLICE)), at)
             now = time.monotonic()
             self._next = now + (max(self.every, (now - begun) / SHARE) if self.every else 0.0)
         if stop:
             raise runs.Stopped(stop)
 
-    def _keep(self, state: PyTree, experience: dict[str, np.ndarray], at: Position) -> None:
+    def _keep(self, state: PyTree, experience: list[Arrays], at: Position) -> None:
         target = self.directory / f"{at.step:09d}-{at.iteration:07d}"
-        self._write(target, {"agent": _plain(state), "experience": experience}, at)
+        self._write(target, _plain(state), experience, at)
         self._prune(2)
 
     def finish(self) -> None:
@@ -202,16 +209,19 @@ class Checkpoints:
 
     def _keep_best(self, state: PyTree, at: Position) -> None:
         target = self.directory / f"best-{at.step:09d}"
-        self._write(target, {"agent": _plain(state)}, at)
+        self._write(target, _plain(state), [], at)
         for other in self.directory.glob("best-*"):
             if other != target:
                 _discard(other)
 
-    def _write(self, target: Path, arrays: dict[str, dict[str, np.ndarray]], at: Position) -> None:
+    def _write(self, target: Path, agent: Arrays, experience: list[Arrays], at: Position) -> None:
         draft = target.with_name(f".{target.name}.partial")
         try:
             draft.mkdir(parents=True)
-            _orbax().save((draft / "arrays").absolute(), arrays)
+            parts = {"agent": agent} | ({"experience": experience[0]} if experience else {})
+            _orbax().save((draft / "arrays").absolute(), parts)
+            for number, arrays in enumerate(experience[1:], start=1):
+                _orbax().save((draft / _slice_name(number)).absolute(), arrays)
             if self.metrics.exists():
                 runs.flush_to_disk(self.metrics)
             seal(
@@ -220,13 +230,8 @@ class Checkpoints:
                     "layout": LAYOUT,
                     "position": dataclasses.asdict(at),
                     "metrics_bytes": self.metrics.stat().st_size if self.metrics.exists() else 0,
-                    "arrays": {
-                        part: {
-                            name: [str(array.dtype), list(array.shape)]
-                            for name, array in of_part.items()
-                        }
-                        for part, of_part in arrays.items()
-                    },
+                    "arrays": {name: _described(arrays) for name, arrays in parts.items()},
+                    "slices": [_described(arrays) for arrays in experience[1:]],
                 },
             )
             if target.exists():  # of the same moment, before an interruption
@@ -234,7 +239,7 @@ class Checkpoints:
             draft.rename(target)
             runs.flush_to_disk(self.directory)
         except (OSError, ValueError, RuntimeError) as error:  # tensorstore raises the last two
-            size = sum(array.nbytes for part in arrays.values() for array in part.values())
+            size = sum(array.nbytes for part in (agent, *experience) for array in part.values())
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise RunError(
                 f"{target}: {size / 1e6:.1f} MB could not be written: {reason}. The checkpoints "
@@ -242,6 +247,11 @@ class Checkpoints:
             ) from None
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+
+def _beats(score: float, best: float | None) -> bool:
+    """A score that is no number beats none, and any other beats it."""
+    return not math.isnan(score) and (best is None or not score <= best)
 
 
 def _discard(path: Path) -> None:
@@ -272,12 +282,14 @@ def _digest(content: dict[str, Any]) -> str:
 def _checked(folder: Path, metrics: Path) -> _Note:
     """What the seal of a checkpoint says, if every byte is as it was written."""
     content = unsealed(folder)
-    if content["layout"] != LAYOUT:
+    if content["layout"] not in (1, LAYOUT):
         raise RunError(
-            f"{folder}: a checkpoint of layout {content['layout']}, this version reads {LAYOUT}; "
-            "go on with the version of neubay that wrote it, or choose another --out"
+            f"{folder}: a checkpoint of layout {content['layout']}, this version reads 1 and "
+            f"{LAYOUT}; go on with the version of neubay that wrote it, or choose another --out"
         )
-    note = _Note(content["position"], content["metrics_bytes"], content["arrays"])
+    note = _Note(
+        content["position"], content["metrics_bytes"], content["arrays"], content.get("slices", [])
+    )
     found = metrics.stat().st_size if metrics.exists() else 0
     if found < note.metrics_bytes:
         raise Damaged(f"{metrics.name} had {note.metrics_bytes} bytes, now it has {found}")
@@ -314,8 +326,24 @@ def _orbax() -> Any:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def _read(folder: Path, wanted: Described) -> dict[str, dict[str, np.ndarray]]:
-    """The arrays of a checkpoint whose files are intact."""
+def _slice_name(number: int) -> str:
+    return f"replay/{number:04d}"
+
+
+def _slices(folder: Path, note: _Note, arrays: dict[str, Arrays]) -> Iterator[Arrays]:
+    """The experience in a checkpoint whose files are intact."""
+    if "experience" in note.arrays:
+        yield arrays.pop("experience")
+    for number, wanted in enumerate(note.slices, start=1):
+        yield read_arrays(folder / _slice_name(number), wanted)
+
+
+def _described(arrays: Arrays) -> Described:
+    return {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
+
+
+def read_arrays(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What orbax wrote into a folder whose files are intact; `wanted` has a list for each array."""
     import orbax.checkpoint as ocp
 
     plain = jax.tree.map(
@@ -324,13 +352,13 @@ def _read(folder: Path, wanted: Described) -> dict[str, dict[str, np.ndarray]]:
         is_leaf=lambda node: isinstance(node, list),
     )
     try:
-        arrays = _orbax().restore((folder / "arrays").absolute(), restore_args=plain)
+        arrays: dict[str, Any] = _orbax().restore(folder.absolute(), restore_args=plain)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise Damaged(" ".join(str(error).split())[:200]) from None
-    return {"agent": {}, "experience": {}} | arrays
+    return arrays
 
 
-def _plain(state: PyTree) -> dict[str, np.ndarray]:
+def _plain(state: PyTree) -> Arrays:
     """The leaves of a state by their place in it, random keys as their numbers."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {
@@ -339,7 +367,7 @@ def _plain(state: PyTree) -> dict[str, np.ndarray]:
     }
 
 
-def _filled(like: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
+def _filled(like: PyTree, arrays: Arrays) -> PyTree:
     """A state of the structure of `like` with other leaves."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

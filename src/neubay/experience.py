@@ -1,6 +1,7 @@
 """Where the tapes of a gradient step come from: imagination by way of the replay, or the data."""
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -57,13 +58,13 @@ class Imagined:
         """Tapes of whole trajectories from the replay."""
         return self.replay.sample(rng, batches, rows)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """All that was gathered and is still held."""
-        return self.replay.state_dict()
+    def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """All that was gathered and is still held, in slices of about `size` bytes."""
+        return self.replay.slices(size)
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
+    def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
         """Go on with what another one had gathered."""
-        self.replay.load(state)
+        self.replay.load(slices)
 
 
 class Recorded:
@@ -80,9 +81,9 @@ class Recorded:
         """Tapes of whole episodes from the data."""
         return sample_data(self.dataset, rng, batches, rows)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
         """Nothing: the data is where it was."""
-        return {}
+        return iter(())
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
+    def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
         """Nothing to go on with."""

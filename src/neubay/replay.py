@@ -6,7 +6,8 @@ The oldest trajectories make room for new ones.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -138,23 +139,37 @@ class Replay:
             **columns,
         )
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """All that is held, as plain arrays; some are views, which the next `add` may change."""
-        state = {f"imagined.{name}": column for name, column in self._imagined.contents().items()}
-        for name, column in self._trajectories.contents().items():
-            if name != "row":  # follows from the others
-                state[f"trajectories.{name}"] = column
-        return state
+    def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """All that is held, oldest first, as plain arrays of at most about `size` bytes together;
+        they are views, which the next `add` may change."""
+        rows = self._imagined.slices(size // 2)
+        for columns, trajectories in zip_longest(rows, self._trajectories.slices(size // 2)):
+            part = {f"imagined.{name}": column for name, column in (columns or {}).items()}
+            for name, column in (trajectories or {}).items():
+                if name != "row":  # follows from the others
+                    part[f"trajectories.{name}"] = column
+            yield part
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
-        """Take over what `state_dict` gave, of a replay of the same dataset and kind."""
+    def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
+        """Take over what `slices` gave, of a replay of the same dataset and kind, or nothing."""
         if self._imagined.end:
             raise ValueError("only a fresh replay can take over another's trajectories")
-        prefix = Prefix(state["trajectories.first"], state["trajectories.real"])
-        rows = {name: state[f"imagined.{name}"] for name in self._imagined.columns}
-        nothing = np.zeros(len(rows["reward"]), bool)
-        tape = Tape(start=nothing, real=nothing, **rows)
-        self._append(prefix, state["trajectories.imagined"], tape)
+        other = Replay(self.dataset, self.capacity, self.penalised)
+        row = 0
+        for part in slices:
+            kinds: dict[str, dict[str, np.ndarray]] = {"imagined": {}, "trajectories": {}}
+            for name, column in part.items():
+                kind, _, of_kind = name.partition(".")
+                kinds[kind][of_kind] = column
+            if kinds["imagined"]:
+                other._imagined.append(kinds["imagined"])
+            if trajectories := kinds["trajectories"]:
+                ends = row + np.cumsum(trajectories["imagined"])
+                other._trajectories.append(trajectories | {"row": ends - trajectories["imagined"]})
+                other.rows += int(trajectories["real"].sum() + trajectories["imagined"].sum())
+                row = int(ends[-1]) if len(ends) else row
+        self._imagined, self._trajectories = other._imagined, other._trajectories
+        self.rows = other.rows
 
 
 def sample_data(dataset: Dataset, rng: np.random.Generator, batches: int, rows: int) -> Tape:
@@ -253,13 +268,14 @@ class _Queue:
     def drop(self, count: int) -> None:
         self.begin += count
 
-    def contents(self) -> dict[str, np.ndarray]:
-        """What is held, oldest first; views where it is in one piece."""
+    def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """What is held, oldest first, as views of at most `size` bytes together, or of one row."""
+        rows = max(size // self.bytes_per_row, 1)
         pieces = {name: self._pieces(column) for name, column in self.columns.items()}
-        return {
-            name: first if not len(second) else np.concatenate([first, second])
-            for name, (first, second) in pieces.items()
-        }
+        for number in range(2):
+            held = {name: both[number] for name, both in pieces.items()}
+            for begin in range(0, len(next(iter(held.values()))), rows):
+                yield {name: column[begin : begin + rows] for name, column in held.items()}
 
     def _place(self, rows: Any) -> Any:
         return (rows - self.origin) % max(self.allocated, 1)
@@ -273,10 +289,12 @@ class _Queue:
     def _grow(self, rows: int) -> None:
         """Move to columns of at least `rows` rows.
 
-        They double: as memory that was never written to takes no space, old and new ones together
-        take no more than the new ones will.
+        They double, the last time to the limit from half of it or less: as memory that was never
+        written to takes no space, old and new ones together take no more than the new ones will.
         """
-        size = max(rows, min(2 * self.allocated, self.limit), 1024)
+        size = max(rows, 2 * self.allocated, 1024)
+        if 2 * size > self.limit:
+            size = max(rows, self.limit)
         grown = {}
         for name, column in self.columns.items():
             grown[name] = np.empty((size, *column.shape[1:]), column.dtype)

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "agents": FOUNDATION | {"memory"},
     "experience": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents"},
     "evaluation": FOUNDATION | {"tasks"},
-    "preflight": FOUNDATION | {"data", "agents", "replay", "world"},
+    "preflight": FOUNDATION | {"data", "agents", "replay", "world", "checkpoints"},
     "algorithm": FOUNDATION
     | {"tasks", "data", "world", "agents", "experience", "evaluation", "tracking", "checkpoints"},
     "policy": FOUNDATION | {"agents", "tasks", "runs"},

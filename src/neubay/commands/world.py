@@ -40,7 +40,7 @@ def train(arguments: list[str]) -> int:
         description="Train a posterior over worlds on a dataset. An interrupted training goes on "
         "where it was when the same command is given again.",
     )
-    from neubay import data, experiment, world
+    from neubay import data, experiment, preflight, world
     from neubay.commands.display import stopped, world_progress
 
     console = Console(highlight=False)
@@ -52,6 +52,8 @@ def train(arguments: list[str]) -> int:
         f"{settings.preset or default_preset()}: {config.pool} members of {config.depth} x "
         f"{config.width}, the best {config.members} kept\nworld directory {directory}"
     )
+    if not world.is_whole(directory):
+        preflight.check_world_memory(dataset, config)
     command = shlex.join(["neubay", "world", *arguments])
     with stopped(console, command), world_progress(console, config) as progress:
         fitted = world.fit(

@@ -103,8 +103,12 @@ def run(
         report: told, in a sentence, what a user should know.
     """
     tape_rows(dataset.task, config)  # settings that cannot work are refused before any work
+    if not checkpoint_seconds >= 0:
+        raise ConfigError(
+            f"--checkpoint-seconds is {checkpoint_seconds}: expected a number of seconds, 0 or more"
+        )
     if not rundir.is_finished(directory):
-        preflight.check_memory(dataset, config)
+        preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
     asked = _description(dataset, config) | (about or {})
     with rundir.claimed(directory, asked) as begun, runs.deferred_signals() as signalled:
         metrics = directory / rundir.METRICS_FILE
@@ -130,6 +134,7 @@ def run(
         seconds = {"world": world_seconds, **trained.seconds}
         seconds["summary"] = time.perf_counter() - begun_summary
         summary["seconds"] = seconds | {"total": sum(seconds.values())}
+        summary = tracking.finite(summary)
         runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
         checkpoints.finish()
         runs.leave_if_asked()
@@ -189,6 +194,11 @@ def _world(
     path = directory / rundir.WORLD_FILE
     if path.exists():
         reference = runs.read_json(path)
+        if "hash" not in reference:
+            raise RunError(
+                f"{path}: damaged: it does not tell which world the run was begun in. Restore it, "
+                "or choose another --out"
+            )
         if reference["hash"] != digest:
             raise RunError(
                 f"{directory}: begun in the world {reference['hash']}, this one is {digest}. Use "
@@ -204,7 +214,7 @@ def _world(
             "seconds": time.perf_counter() - begun,
         }
         runs.atomic_write_json(path, reference)
-    return fitted, float(reference["seconds"])
+    return fitted, float(reference.get("seconds", 0.0))
 
 
 def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
@@ -213,17 +223,19 @@ def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
     summary = runs.read_json(directory / rundir.SUMMARY_FILE)
     reference = directory / rundir.WORLD_FILE
     if fitted is None and reference.exists():
-        where = runs.read_json(reference)["directory"]
+        where = runs.read_json(reference).get("directory")
         if where is not None and Path(where).exists():
             fitted = world.load(Path(where))
     return Result(policy, fitted, summary, directory)
 
 
 def world_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:
-    """Where the world of these data, settings and seed lives: the same for every run."""
+    """Where the world of these data, settings and seed lives: the same for every run, and
+    whatever the data was called when it was trained."""
     identity = json.dumps([dataset.hash, config.model_dump(), seed], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return cache_directory() / "worlds" / f"{dataset.name}-{digest}"
+    worlds = cache_directory() / "worlds"
+    return min(worlds.glob(f"*-{digest}"), default=worlds / f"{dataset.name}-{digest}")
 
 
 def summarise(

@@ -176,14 +176,20 @@ def provenance() -> dict[str, str]:
     }
 
 
-def _commit() -> dict[str, str]:
-    """The commit of the source, where it is run from a checkout; '-dirty' if it was changed."""
-    checkout, git = Path(__file__).parents[2], shutil.which("git")
-    if git is None or not (checkout / ".git").exists():
+def _commit(package: Path = Path(__file__).parent) -> dict[str, str]:
+    """The commit that the package is run from, where it is in a checkout; '-dirty' if a file of
+    the package, not of its documentation or tests, is another one than in the commit."""
+    git = shutil.which("git")
+    if git is None or not (package.parents[1] / ".git").exists():
         return {}
-    command = [git, "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {"commit": answer.stdout.strip()} if answer.returncode == 0 else {}
+
+    def ask(*words: str) -> str | None:
+        command = [git, "-C", str(package), *words]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit, changes = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--", ".")
+    return {"commit": commit + ("-dirty" if changes else "")} if commit else {}
 
 
 # --- One process at a time -----------------------------------------------------------------------

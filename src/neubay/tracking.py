@@ -27,7 +27,7 @@ def json_lines(path: Path) -> Tracker:
 
     def track(row: Row) -> None:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+            file.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
     return track
 
@@ -138,11 +138,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A nested value with None in the place of each number that is not finite."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

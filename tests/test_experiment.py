@@ -1,5 +1,6 @@
 """One call from data to a scored policy, in miniature."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -123,10 +124,14 @@ def test_own_data_without_an_environment(tmp_path: Path, monkeypatch) -> None:
     assert action.shape == (1,)
 
 
-def test_the_world_is_reused_only_where_it_matches(finished: experiment.Result) -> None:
-    dataset, config = swings(), tiny()
+def test_the_world_is_reused_only_where_it_matches(
+    finished: experiment.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEUBAY_CACHE", str(finished.directory.parent / "cache"))
+    dataset, config = swings(get_task("pendulum")), tiny()
     here = experiment.world_directory(dataset, config.world, 0)
-    assert here == experiment.world_directory(swings(), tiny().world, 0)
+    renamed = dataclasses.replace(dataset, name="called otherwise")
+    assert here.is_dir() and here == experiment.world_directory(renamed, config.world, 0)
     others = [
         experiment.world_directory(dataset, config.world, 1),
         experiment.world_directory(dataset, updated(config.world, {"width": 9}), 0),

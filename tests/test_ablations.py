@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import yaml
 
-from neubay import ablations, data, experiment, published, runs, world
+from neubay import ablations, cli, data, experiment, published, rundir, runs, world
 from neubay.ablations import Over
 from neubay.commands import ablate, train
 from neubay.commands.options import TrainSettings, parse, train_defaults
 from neubay.config import TrainConfig, preset, updated
+from neubay.data import convert
 from neubay.errors import ConfigError, TrainingError
 from neubay.tasks import get_task, published_settings
 from report_runs import make_run
-from small_runs import TINY, tiny
+from small_runs import TINY, outcome, swings, tiny
 
 OVERS: tuple[Over, ...] = ("zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm")
 
@@ -167,6 +168,44 @@ def test_a_dry_run_prints_commands_that_are_these_runs(
         )
         assert flags.values == run.config and flags.out == run.directory
     assert not (tmp_path / "runs").exists(), "nothing was done"
+
+
+def test_the_whole_command_trains_reports_and_does_nothing_twice(
+    tmp_path: Path,
+    settings: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is made by hand: six members and the best five of them, trained and evaluated."""
+    monkeypatch.chdir(tmp_path)
+    convert.write(swings(get_task("pendulum")), "swings.hdf5")
+    asked = ["ablate", "swings.hdf5", "--over", "N", "--config", str(settings), "--seed", "3"]
+    asked += ["--world.pool", "6", "--world.members", "6", "--agent.steps", "20"]
+    asked += ["--evaluation.evaluations", "1", "--evaluation.episodes", "1"]
+    folders = [tmp_path / "ablations" / "swings" / f"{arm}-seed3" for arm in ("main", "N-5")]
+
+    def ablated() -> tuple[str, list[dict[str, Any]]]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(asked)
+        assert not stop.value.code
+        return capsys.readouterr().out, [outcome(folder) for folder in folders]
+
+    text, results = ablated()
+    assert "1 of 2: main, seed 3" in text and "2 of 2: N-5, seed 3" in text
+    for folder, members, result in zip(folders, (6, 5), results, strict=True):
+        config = runs.read_json(folder / rundir.RUN_FILE)["config"]
+        assert config["world"]["pool"] == 6 and config["world"]["members"] == members
+        assert config["seed"] == 3 and result["summary"]["episodes"] == 1
+    assert results[0]["world"] != results[1]["world"]
+
+    heading, _, row = (line for line in text.splitlines() if line.startswith("|"))
+    assert heading == "| dataset | N = 6 | N = 5 |"
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert cells == [f"{result['summary']['return_mean']:,.1f}" for result in results]
+
+    again, unchanged = ablated()
+    assert again.count("finished before") == 2 and unchanged == results
+    assert again.endswith(text[text.index("| dataset") :])
 
 
 def test_runs_are_gone_on_with_and_reported(

@@ -1,7 +1,7 @@
 """Pictures of the bandit of Section 3, from the records that `neubay bandit` writes.
 
 Every figure takes several summaries, which differ in their seeds: lines are means over them, bands
-go from the lowest to the highest.
+go from the lowest to the highest, or thin lines are the seeds themselves.
 """
 
 from collections.abc import Sequence
@@ -99,13 +99,17 @@ def adaptation_figure(summaries: Sequence[Summary]) -> Figure:
                 bandits = [summary["agents"][name]["bandits"][f"{p1:g}"] for summary in summaries]
                 shares = np.array([bandit["arm_one"] for bandit in bandits])
                 steps = list(range(shares.shape[1]))
-                _line_and_band(axes, steps, shares, colour, f"p₁ = {p1:g}")
+                axes.plot(steps, shares.mean(axis=0), color=colour, label=f"p₁ = {p1:g}")
+                # Bands of agents of which some explore and some do not would cover everything.
+                axes.plot(steps, shares.T, color=colour, linewidth=0.7, alpha=0.4)
                 optimum = np.mean([bandit["optimal_arm_one"] for bandit in bandits], axis=0)
                 axes.plot(steps, optimum, color=colour, linewidth=1, linestyle=_DASHED)
             axes.set_title("λ = 0 (Bayesian)" if float(name) == 0 else f"λ = {name}")
             axes.set_ylim(-0.02, 1.03)
         panels[0].set_ylabel("share of pulls of arm 1")
-        figure.supxlabel("step of the episode (dashed: exact optimum of that λ)", fontsize=10)
+        figure.supxlabel(
+            "step of the episode (thin: each seed; dashed: exact optimum of that λ)", fontsize=10
+        )
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5)
     return figure
 

@@ -109,6 +109,14 @@ def decade(value: float) -> str:
     return f"${sign}10^{{{round(math.log10(abs(value)))}}}$"
 
 
+def thousands(value: float) -> str:
+    """A count on an axis: 500, 10k, 1.5M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
 def dataset_figure(summary: Mapping[str, Any]) -> Figure:
     """A dataset at a glance: returns, episode lengths, visited states, spread of actions.
 

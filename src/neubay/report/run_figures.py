@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from neubay.report.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades
+from neubay.report.figures import (
+    COLOURS,
+    FAINT,
+    INK,
+    MUTED,
+    STYLE,
+    plain_decades,
+    thousands,
+)
 from neubay.report.groups import Group, spokesman
 from neubay.report.records import Curves, RunRecord
 
@@ -410,16 +418,9 @@ def _end_label(
 def _finish(axes: Axes, steps: int, label: str, ticks: int = 5) -> None:
     axes.set_xlim(0, max(steps, 1))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
     axes.set_xlabel("gradient steps")
     axes.set_ylabel(label)
-
-
-def _thousands(value: float) -> str:
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
 
 
 def _log2(axes: Axes) -> None:

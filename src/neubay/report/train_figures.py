@@ -9,9 +9,10 @@ from jaxtyping import Float
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from neubay.errors import NeubayError
-from neubay.report.figures import COLOURS, MUTED, STYLE
+from neubay.report.figures import COLOURS, MUTED, STYLE, thousands
 
 Run = Mapping[str, Any]
 
@@ -47,10 +48,12 @@ def horizon_figure(runs: Sequence[Run]) -> Figure:
         performance.annotate("the data", (1, data), xycoords=("axes fraction", "data"), ha="right",
                              va="bottom", color=MUTED, fontsize=8)  # fmt: skip
         performance.set_title("Normalised score" if scored else "Return")
-        value.set_title("Q on data (dashed: discounted return)")
-        horizon.set_title("Rollout horizon: median, quartiles")
+        value.set_title("Q on the data (dashed: paid)")
+        horizon.set_title("Horizon: median, quartiles")
         horizon.set_yscale("log", base=2)
         horizon.yaxis.set_major_formatter(lambda tick, _: f"{tick:g}")
+        for axes in (performance, value, horizon):
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: thousands(step)))
         figure.supxlabel("gradient steps", fontsize=10)
         figure.legend(*performance.get_legend_handles_labels(), loc="outside upper left", ncols=6)
     return figure

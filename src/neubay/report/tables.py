@@ -256,6 +256,8 @@ def _html_row(row: Row) -> str:
 
 def _html_cell(cell: Cell) -> str:
     kinds, spoken = [], []
+    if cell.mean is None and cell.text != "-":
+        kinds.append("words")
     if cell.marked:
         kinds.append("marked")
         spoken.append("among the best")

@@ -12,10 +12,11 @@ from PIL import Image
 
 from neubay import agents, film
 from neubay.cli import main
+from neubay.commands import report
 from neubay.config import AgentConfig
 from neubay.evaluation import evaluate
 from neubay.policy import Policy, load_policy
-from neubay.report import reel, run_figures
+from neubay.report import page, records, reel, run_figures
 from neubay.tasks import ContinuousActions, Task, get_task
 from report_runs import make_run
 
@@ -137,3 +138,36 @@ def test_the_report_holds_the_film(lamp: Task, tmp_path: Path) -> None:
     text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "Seed 0 in Lamp-v0: 5 steps, return 5.0." in text and "data:image/gif;base64," in text
     assert (tmp_path / "out" / "figures" / "film.gif").stat().st_size > 100
+
+
+def test_the_page_of_a_maze_shows_where_episodes_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked = film.MazePaths(
+        maze=("#####", "#...#", "###.#", "#...#", "#####"),
+        cell=4.0,
+        paths=[np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0]]), np.array([[0.0, 0.0], [3.0, 0.5]])],
+        goals=np.array([[0.0, 8.0], [0.3, 8.2]]),
+        reached=1,
+    )
+    monkeypatch.setattr(film, "maze_paths", lambda *_: walked)
+    directory = make_run(tmp_path / "run", extra={"task": "antmaze/umaze"}, rows=20)
+    run = records.read(directory)
+    made, maze = report._episode(run)
+    shown = page.one_run(run, reel=made, maze=maze)
+    assert "2 episodes from above; 1 arrived." in shown.html and "Film strip" not in shown.html
+    assert [picture.name for picture in shown.pictures][-1] == "maze"
+    axes = shown.pictures[-1].figure.axes[0]
+    assert len(axes.patches) == 18, "a square per wall"
+    assert sum(len(line.get_xdata()) == 3 for line in axes.lines) == 1, "the path that arrived"
+
+
+def test_the_page_says_why_there_is_no_film(
+    lamp: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lamp, "render", lambda self: None)
+    directory = make_run(tmp_path / "run", environment="Lamp-v0", extra={"task": "lamp"}, rows=20)
+    saved_policy(lamp, directory / "policy.npz")
+    run = records.read(directory)
+    text = page.one_run(run, reel=report._episode(run)[0]).html
+    assert "Lamp-v0 renders no picture, so there is nothing to show." in text

@@ -1,6 +1,12 @@
-"""Same seed, same machine, same numbers: whatever watches, and however often it is scored."""
+"""Same seed, same machine, same numbers: in any process, whatever watches, however often scored.
+
+As a script this trains the watched run into a directory: `python test_determinism.py DIRECTORY`.
+"""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,51 +14,48 @@ from rich.console import Console
 
 from neubay import algorithm, experiment, tracking
 from neubay.commands.display import Display, live_display
-from neubay.config import TrainConfig
 from neubay.tasks import get_task
 from small_runs import outcome, swings, tiny
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def train(directory: Path, *trackers: tracking.Tracker) -> None:
+    experiment.run(swings(get_task("pendulum")), tiny(), directory, trackers=trackers)
 
 
-def train(
-    directory: Path, config: TrainConfig | None = None, *trackers: tracking.Tracker
-) -> dict[str, object]:
-    data = swings(get_task("pendulum"))
-    experiment.run(data, config or tiny(), directory, trackers=trackers)
-    return outcome(directory)
+def train_watched(directory: Path) -> None:
+    """With a live display and TensorBoard, which leave their files beside the run."""
+    beside = directory.parent
+    tensorboard = tracking.tensorboard(beside / "tensorboard")
+    with (
+        (beside / "terminal").open("w") as terminal,
+        live_display(Console(force_terminal=True, file=terminal), Display(120, "0.0")) as display,
+    ):
+        train(directory, display, tensorboard)
+    assert (beside / "terminal").stat().st_size and any((beside / "tensorboard").iterdir())
 
 
-def test_a_run_repeats_and_nothing_that_watches_changes_it(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_neither_the_process_nor_what_watches_nor_scoring_changes_what_is_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NEUBAY_CACHE", str(cache / "first"))
-    plain = train(tmp_path / "plain")
-    monkeypatch.setenv("NEUBAY_CACHE", str(cache / "second"))  # its world is trained again
-    console = Console(force_terminal=True, file=(tmp_path / "terminal").open("w"))
-    with live_display(console, Display(120, "0.0")) as display:
-        watched = train(
-            tmp_path / "watched",
-            None,
-            display,
-            tracking.tensorboard(tmp_path / "tensorboard"),
-        )
-    assert watched == plain
-    assert (tmp_path / "terminal").stat().st_size and any((tmp_path / "tensorboard").iterdir())
-
-
-def test_scoring_does_not_change_what_is_learned(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NEUBAY_CACHE", str(cache / "first"))
-    often = train(tmp_path / "often", tiny(evaluation={"evaluations": 3, "episodes": 2}))
+    """Another process trains its own world, and is watched."""
+    command = [sys.executable, __file__, str(tmp_path / "watched")]
+    environment = os.environ | {"NEUBAY_CACHE": str(tmp_path / "its cache")}
+    subprocess.run(command, env=environment, check=True)
+    monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "our cache"))
+    train(tmp_path / "plain")
+    scored = outcome(tmp_path / "plain")
+    assert outcome(tmp_path / "watched") == scored
     monkeypatch.setattr(algorithm, "score", lambda *_: None)
-    never = train(tmp_path / "never")
-    assert often["policy"] == never["policy"]
-    rows = [json.loads(line) for line in often["metrics"].splitlines()]
-    trained = [row for row in rows if row["kind"] == "train"]
-    assert len(trained) < len(rows)
-    assert trained == [json.loads(line) for line in never["metrics"].splitlines()]
+    train(tmp_path / "unscored")
+    unscored = outcome(tmp_path / "unscored")
+    assert scored["policy"] == unscored["policy"]
+    (last,) = (name for name in unscored if name.startswith("000"))
+    assert scored[last][1] == unscored[last][1]  # parameters and optimiser states
+    rows: dict[str, list[bytes]] = {"train": [], "evaluation": []}
+    for line in scored["metrics"].splitlines(keepends=True):
+        rows[json.loads(line)["kind"]].append(line)
+    assert len(rows["evaluation"]) == 2 and b"".join(rows["train"]) == unscored["metrics"]
+
+
+if __name__ == "__main__":
+    train_watched(Path(sys.argv[1]))

@@ -17,6 +17,8 @@ import pytest
 
 from neubay import cli, rundir, runs
 from neubay.errors import RunError
+from neubay.report import page, records
+from report_runs import make_run
 
 ABOUT = {
     "layout": rundir.LAYOUT,
@@ -116,18 +118,41 @@ def test_a_signal_ends_the_wait_for_a_lock(tmp_path: Path) -> None:
     assert stopped.value.signum == signal.SIGTERM
 
 
-def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(tmp_path: Path) -> None:
+def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(
+    tmp_path: Path, run: Run
+) -> None:
     for number in range(200):
         finished = {"steps": 1000, "return_mean": -1.0} if number % 2 else None
         make(tmp_path / f"run-{number}", summary=finished, step=number)
     begun = time.process_time()
-    found = rundir.find(tmp_path)
-    assert time.process_time() - begun < 1 and len(found) == 200
+    code, printed = run("list", str(tmp_path))
+    assert time.process_time() - begun < 1
+    assert code == 0 and printed.count("run-") == 200
     code = (
         "import sys, neubay.commands.runs as runs; from pathlib import Path\n"
         "runs.list_runs(Path(sys.argv[1])); assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_plotted_within_ten_seconds(tmp_path: Path) -> None:
+    """The whole page of a run, with all its figures, from a file of 600 MB."""
+    directory = make_run(tmp_path / "run", rows=100)
+    metrics = directory / rundir.METRICS_FILE
+    lines = metrics.read_text().splitlines(keepends=True)
+    ends = [line.split(", ", 2)[2] for line in lines if '"train"' in line]
+    with metrics.open("w") as file:
+        for begin in range(0, 1_000_000, len(ends)):
+            file.writelines(
+                f'{{"kind": "train", "step": {step}, {end}'
+                for step, end in enumerate(ends, start=begin)
+            )
+        file.writelines(line for line in lines if '"evaluation"' in line)
+    begun = time.process_time()
+    paths = page.one_run(records.read(directory)).save(tmp_path / "report")
+    assert time.process_time() - begun < 10
+    assert any(path.suffix == ".png" for path in paths)
 
 
 def test_a_run_is_shown(tmp_path: Path, run: Run) -> None:
@@ -222,6 +247,22 @@ def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
     assert runs.lock_holder(tmp_path) is None
     with runs.locked(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_only_the_package_makes_a_commit_dirty(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "neubay"
+    package.mkdir(parents=True)
+    for path in (package / "code.py", tmp_path / "README.md"):
+        path.write_text("one\n")
+    assert runs._commit(package) == {}  # no checkout
+    identity = ["-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "one"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = runs._commit(package)["commit"]
+    (tmp_path / "README.md").write_text("two\n")
+    assert runs._commit(package)["commit"] == clean and len(clean) == 40
+    (package / "code.py").write_text("two\n")
+    assert runs._commit(package)["commit"] == f"{clean}-dirty"
 
 
 def test_provenance_names_versions_and_the_commit() -> None:

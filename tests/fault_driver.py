@@ -20,7 +20,7 @@ from typing import Any
 
 import orbax.checkpoint  # noqa: F401  (imported before the forks)
 
-from neubay import algorithm, checkpoints, experiment, imagination, rundir, runs, tracking
+from neubay import algorithm, checkpoints, experiment, imagination, runs, tracking
 from neubay.agents import redq
 from neubay.experience import Imagined
 from neubay.policy import Policy
@@ -40,7 +40,7 @@ AGENT_PHASES: dict[str, tuple[Any, str]] = {
     "imagination": (imagination, "imagine"),
     "sampling": (Imagined, "sample"),
     "updates": (redq.Agent, "update"),
-    "row of metrics": (tracking, "_finite"),
+    "row of metrics": (tracking, "finite"),
     "evaluation": (algorithm, "evaluate"),
     "checkpoint arrays": (checkpoints, "_plain"),
     "checkpoint hashes": (checkpoints, "seal"),
@@ -55,19 +55,19 @@ LAST_PHASES: dict[str, tuple[Any, str]] = {
 }
 PHASES = WORLD_PHASES | AGENT_PHASES | LAST_PHASES
 CONFIG = tiny(
-    world={"max_epochs": 6},
-    agent={"steps": 1000, "updates_per_row": 0.3},
-    evaluation={"evaluations": 5, "episodes": 2},
+    world={"max_epochs": 12, "patience": 12},
+    agent={"steps": 4000, "updates_per_row": 0.3},
+    evaluation={"evaluations": 20, "episodes": 2},
 )
 
 
-def train(directory: Path) -> None:
-    fitting.CHECKPOINT_SECONDS = 0.0
+def train(directory: Path, every: float) -> None:
+    fitting.CHECKPOINT_SECONDS = every
     experiment.run(
         swings(get_task("pendulum")),
         CONFIG,
         directory,
-        checkpoint_seconds=0.0,
+        checkpoint_seconds=every,
         report=lambda text: None,
     )
 
@@ -97,7 +97,7 @@ def attempt(directory: Path, order: dict[str, Any]) -> int:
         try:
             for phase, call in order.get("phases", {}).items():
                 arm(phase, call, order["delay"])
-            train(directory)
+            train(directory, order.get("every", 60.0))
         except BaseException as error:
             print(repr(error), file=sys.stderr)
             os._exit(1)
@@ -109,58 +109,40 @@ def attempt(directory: Path, order: dict[str, Any]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-class Plan:
-    """Kills in every phase of a run, and at random moments in between."""
+def planned(chance: random.Random) -> list[dict[str, Any]]:
+    """What to kill one run with over its whole life: each phase in its turn, and in between random
+    moments, as the process starts or some time after a device call.
 
-    def __init__(self, chance: random.Random, random_share: float) -> None:
-        self.chance, self.random_share = chance, random_share
-        self.world, self.agent, self.last = (
-            chance.sample(sorted(phases), len(phases))
-            for phases in (WORLD_PHASES, AGENT_PHASES, LAST_PHASES)
-        )
+    A phase is cut short at its first or second call, so that the run comes ahead by little, and has
+    a checkpoint at every pause until the last phases.
+    """
 
-    def order(self, directory: Path) -> dict[str, Any]:
-        """What fits the place where the run is; nothing, once all was tried."""
-        chance = self.chance
-        trained = (directory / rundir.WORLD_FILE).exists()
-        self.world = self.world or sorted(WORLD_PHASES)
-        left = (self.agent or self.last) if trained else self.world
-        if left and chance.random() < self.random_share:
-            return {"after": chance.uniform(0.2, 2.5 if trained else 1.0)}
-        delay = chance.choice([0.0, chance.uniform(0.0005, 0.02)])
-        # A phase may be over before it is reached: then what follows it is cut short instead.
-        if left is self.last:
-            phases = {left.pop(): 1} if left else {}
-        else:
-            phases = {left.pop(): chance.randint(1, 2), "policy written": 1}
-        return {"phases": phases, "delay": delay}
+    def kill(phase: str, delay: float | None = None) -> dict[str, Any]:
+        call = chance.randint(1, 2) if phase in AGENT_PHASES else 1
+        if delay is None:
+            delay = chance.choice([0.0, chance.uniform(0.0005, 0.02)])
+        return {"phases": {phase: call}, "delay": delay, "every": 0.0}
 
-    def missed(self, order: dict[str, Any]) -> None:
-        """The run was finished before the kill: its phase is tried again in the next life."""
-        self.agent += [phase for phase in order.get("phases", {}) if phase in AGENT_PHASES]
+    def kill_at_start() -> dict[str, Any]:
+        return {"after": chance.uniform(0.2, 1.5), "every": 0.0}
+
+    randomly = [kill_at_start() for _ in range(3)]
+    randomly += [kill("updates", chance.uniform(0, 0.2)) for _ in range(7)]
+    in_the_agent = [*map(kill, AGENT_PHASES), *randomly]
+    chance.shuffle(in_the_agent)
+    at_the_end = [{"phases": {phase: 1}, "delay": 0.0} for phase in LAST_PHASES]
+    return [kill_at_start(), *map(kill, WORLD_PHASES), *in_the_agent, *at_the_end]
 
 
 def main() -> None:
     warnings.simplefilter("ignore")  # JAX warns of any fork; here it has no threads yet
     wanted = json.loads(Path(sys.argv[1]).read_text())
-    folder, chance = Path(wanted["folder"]), random.Random(wanted["seed"])
-    os.environ["NEUBAY_CACHE"] = str(folder / "cache")
-    print(json.dumps({"life": 0, "code": attempt(folder / "reference", {})}), flush=True)
-    kills, life = 0, 0
-    plan = Plan(chance, wanted["random_share"])
-    while kills < wanted["kills"] or plan.agent:
-        life += 1
-        directory = folder / f"life-{life}"
-        os.environ["NEUBAY_CACHE"] = str(folder / f"cache-{life}")
-        code = -signal.SIGKILL
-        while code == -signal.SIGKILL:
-            order = plan.order(directory) if kills < wanted["kills"] or plan.agent else {}
+    folder, orders = Path(wanted["folder"]), planned(random.Random(wanted["seed"]))
+    for directory, tries in ((folder / "reference", [{}]), (folder / "killed", [*orders, {}])):
+        os.environ["NEUBAY_CACHE"] = str(directory.with_suffix(".cache"))
+        for order in tries:
             code = attempt(directory, order)
-            kills += code == -signal.SIGKILL
-            print(json.dumps(order | {"life": life, "code": code}), flush=True)
-        if code != 0:
-            sys.exit(1)
-        plan.missed(order)
+            print(json.dumps(order | {"run": directory.name, "code": code}), flush=True)
 
 
 if __name__ == "__main__":

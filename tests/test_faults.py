@@ -24,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fault_driver import AGENT_PHASES, CONFIG, LAST_PHASES, WORLD_PHASES
+from fault_driver import CONFIG, PHASES
 from neubay import bandit, checkpoints, cli, experiment, preflight, rundir, runs, world
 from neubay.agents import redq
 from neubay.config import TrainConfig, updated
 from neubay.data.dataset import Dataset
-from neubay.errors import NeubayError, RunError, TrainingError, WorldError
+from neubay.errors import ConfigError, NeubayError, RunError, TrainingError, WorldError
+from neubay.experience import Recorded
 from neubay.tasks import get_task
 from neubay.tracking import Row, Tracker
 from neubay.world import fitting
@@ -130,8 +131,7 @@ def test_a_relative_directory_does_as_well(
 @pytest.mark.faults("kill -9 in every phase and at random moments")
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_ends_as_if_it_never_had_been(tmp_path: Path, tally: Tally) -> None:
-    orders = {"folder": str(tmp_path), "seed": 1, "kills": 30, "random_share": 0.35}
-    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    (tmp_path / "orders.json").write_text(json.dumps({"folder": str(tmp_path), "seed": 1}))
     finished = subprocess.run(
         [sys.executable, str(TESTS / "fault_driver.py"), str(tmp_path / "orders.json")],
         env=os.environ | _compiled_once(tmp_path),
@@ -142,20 +142,20 @@ def test_a_run_that_is_killed_ends_as_if_it_never_had_been(tmp_path: Path, tally
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     attempts = [json.loads(line) for line in finished.stdout.splitlines()]
-    killed = [attempt for attempt in attempts if attempt["code"] == -signal.SIGKILL]
-    assert len(killed) >= 30
-    hit = {next(iter(attempt["phases"])) for attempt in killed if "phases" in attempt}
-    assert WORLD_PHASES.keys() & hit and AGENT_PHASES.keys() <= hit
+    whole, *killed, last = attempts
+    assert whole["code"] == last["code"] == 0, finished.stderr[-2000:]
+    assert {attempt["code"] for attempt in killed} == {-signal.SIGKILL}, finished.stderr[-2000:]
+    assert len(killed) >= 30 and {attempt["run"] for attempt in killed} == {"killed"}
+    phases = {phase for attempt in killed for phase in attempt.get("phases", {})}
+    assert phases == PHASES.keys()
     uninterrupted = outcome(tmp_path / "reference")
     rows = [json.loads(line) for line in uninterrupted["metrics"].splitlines()]
     steps = [row["step"] for row in rows if row["kind"] == "train"]
     assert steps == sorted(set(steps)) and steps[-1] == CONFIG.agent.steps
-    lives = range(1, attempts[-1]["life"] + 1)
-    for life in lives:
-        assert outcome(tmp_path / f"life-{life}") == uninterrupted
+    assert outcome(tmp_path / "killed") == uninterrupted
     tally(
         len(killed),
-        f"{len(lives)} runs, killed in {len(hit)} phases (world, imagination, updates, evaluation, "
+        f"one run, killed in {len(phases)} phases (world, imagination, updates, evaluation, "
         "checkpointing, result) and at random moments: parameters, optimiser states, metrics file "
         "and result bit for bit those of the uninterrupted run",
     )
@@ -528,6 +528,20 @@ def _like(data: Dataset, config: object) -> object:
     return fitting.initialise(fitting.member_keys(config.pool, 0), recipe)
 
 
+def test_a_large_replay_is_kept_in_slices(
+    data: Dataset, config: TrainConfig, reference: dict, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "SLICE", 4000)
+        with pytest.raises(runs.Stopped):
+            train(data, config, tmp_path / "run", stop_at(200))
+    newest = rundir.moments(tmp_path / "run" / "checkpoints")[-1]
+    assert len(checkpoints.unsealed(newest)["slices"]) == len(list((newest / "replay").iterdir()))
+    assert len(list((newest / "replay").iterdir())) > 3
+    train(data, config, tmp_path / "run")
+    assert outcome(tmp_path / "run") == reference
+
+
 @pytest.mark.faults("metrics file shortened or lengthened by hand")
 def test_the_metrics_file_fits_the_checkpoint(
     data: Dataset, config: TrainConfig, left: Path, reference: dict, tally: Tally
@@ -589,6 +603,37 @@ def test_another_world_is_refused(
     tally(1, "refused, both hashes named")
 
 
+def test_a_reference_to_no_world_is_named(data: Dataset, config: TrainConfig, left: Path) -> None:
+    (left / "world.json").write_text("{}")
+    with pytest.raises(RunError, match=r"world\.json: damaged: .* which world .* another --out"):
+        train(data, config, left)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0])
+def test_a_senseless_time_between_checkpoints_is_refused(
+    seconds: float, data: Dataset, config: TrainConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"--checkpoint-seconds is .*: expected .* 0 or more"):
+        experiment.run(data, config, tmp_path / "run", checkpoint_seconds=seconds)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_score_that_is_no_number_is_never_the_best(
+    data: Dataset, config: TrainConfig, tmp_path: Path
+) -> None:
+    kept = checkpoints.Checkpoints(tmp_path, tmp_path / "metrics.jsonl", report=print)
+    state, at, nothing = {"w": jnp.zeros(2)}, checkpoints.Position(), Recorded(data, config)
+    found = []
+    for step, mean in enumerate([math.nan, 1.0, math.nan, 0.5, 2.0], start=1):
+        at.step, at.evaluation = step, {"step": step, "return_mean": mean}
+        kept.pause(state, nothing, at, 10)
+        found.append([path.name for path in (tmp_path / "checkpoints").glob("best-*")])
+    assert found == [[], *[["best-000000002"]] * 3, ["best-000000005"]] and at.best == 2.0
+    at.best = math.nan  # as versions before kept it
+    kept.pause(state, nothing, at, 10)
+    assert at.best == 2.0
+
+
 @pytest.mark.faults("run of another layout")
 def test_layouts(
     data: Dataset, config: TrainConfig, left: Path, reference: dict, tally: Tally
@@ -600,11 +645,16 @@ def test_layouts(
         with pytest.raises(RunError, match=why):
             train(data, config, left)
     path.write_text(json.dumps(about))
+    for moment in rundir.moments(left / "checkpoints"):  # as older versions sealed them
+        note = checkpoints.unsealed(moment)
+        assert note["layout"] == 2 and note.pop("slices") == []
+        (moment / "checkpoint.json").unlink()
+        checkpoints.seal(moment, note | {"layout": 1})
     train(data, config, left)
     assert outcome(left) == reference
     path.write_text(json.dumps(about | {"layout": 1}))  # a finished run of the older layout
     assert train(data, config, left).summary["steps"] == 300
-    tally(3, "newer and unfinished older ones refused with the reason; finished older ones opened")
+    tally(4, "newer and unfinished older ones refused with the reason; finished older ones opened")
 
 
 @pytest.mark.faults("clock going back")
@@ -696,10 +746,47 @@ def test_memory_is_estimated_before_training(
     assert f"replay {parts['replay'] / 1e9:.2f}" in message
     advised = int(message.split("--agent.buffer ")[1])
     preflight.check_memory(data, updated(large, {"agent": {"buffer": advised}}))
+    with pytest.raises(
+        TrainingError, match=r"has more: .*, or begin another run .* --agent.buffer"
+    ):
+        preflight.check_memory(data, large, begun=True)  # its settings cannot change any more
+    sizes = {"pool": 2000, "members": 20, "width": 400, "depth": 2}
+    pools = config.world.model_copy(update=sizes)
+    with pytest.raises(TrainingError, match=r"members \d.* To train: .*--pool (\d+)$") as refused:
+        preflight.check_world_memory(data, pools)
+    advised = int(str(refused.value).split("--pool ")[1])
+    preflight.check_world_memory(data, pools.model_copy(update={"pool": advised}))
     monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
     with pytest.raises(TrainingError, match=r"make memory free$"):
         preflight.check_memory(data, config)
-    tally(2, "refused before training: the parts in GB, what is free, the flag and a value for it")
+    with pytest.raises(TrainingError, match=r"make memory free$"):
+        preflight.check_world_memory(data, config.world)
+    tally(5, "refused before training: the parts in GB, what is free, the flag and a value for it")
+
+
+def test_files_that_the_system_remembers_take_no_memory(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc" / "self", tmp_path / "sys" / "fs" / "cgroup"
+    proc.mkdir(parents=True)
+    assert preflight.free_memory(tmp_path) is None
+    (proc.parent / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   9000 kB\n")
+    assert preflight.free_memory(tmp_path) == 9000 * 1024
+
+    def group(place: Path, names: list[str], *content: str) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in zip([*names, "memory.stat"], content, strict=True):
+            (place / name).write_text(text)
+
+    (proc / "cgroup").write_text("0::/user/job\n")
+    second = ["memory.max", "memory.current"]
+    held = "anon 50000\nactive_file 20000\ninactive_file 10000\n"
+    group(groups / "user", second, "100000\n", "80000\n", held)
+    group(groups / "user" / "job", second, "max\n", "80000\n", held)
+    assert preflight.free_memory(tmp_path) == 100_000 - 80_000 + 30_000
+    (proc / "cgroup").write_text("4:cpu:/\n3:memory:/job\n0::/\n")
+    first = ["memory.limit_in_bytes", "memory.usage_in_bytes"]
+    held = "cache 9\ntotal_active_file 300\ntotal_inactive_file 40\n"
+    group(groups / "memory" / "job", first, "5000", "4000", held)
+    assert preflight.free_memory(tmp_path) == 5000 - 4000 + 340
 
 
 def test_the_memory_estimate_is_a_bound(data: Dataset, config: TrainConfig) -> None:
@@ -751,7 +838,7 @@ def test_the_page_lists_these_faults() -> None:
 
 
 def test_every_phase_of_the_kills_exists() -> None:
-    for home, name in (WORLD_PHASES | AGENT_PHASES | LAST_PHASES).values():
+    for home, name in PHASES.values():
         assert callable(getattr(home, name))
 
 

@@ -1,5 +1,6 @@
 """Files are data: nothing in them is run, and none leads out of its folder."""
 
+import contextlib
 import io
 import json
 import os
@@ -16,10 +17,13 @@ import numpy as np
 import pytest
 
 from neubay import checkpoints, data, experiment, rundir, runs, tracking, world
+from neubay.commands.bandit import report as bandit_report
 from neubay.config import read_yaml
+from neubay.data import builtin, download, store
 from neubay.data.store import STORED
 from neubay.errors import NeubayError
 from neubay.policy import load_policy
+from neubay.report import records
 from neubay.tasks import get_task
 from small_runs import swings, tiny
 
@@ -87,6 +91,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "data.pkl": lambda path: data.load(str(path)),
     "minari/data/main_data.hdf5": lambda path: data.load(f"minari:{path.parents[1]}"),
     "minari/data/metadata.json": lambda path: data.load(f"minari:{path.parents[1]}"),
+    "bandit/summary.json": lambda path: bandit_report((path,), out=path.parent / "report"),
+    **{
+        f"run/{name} in a report": lambda path: records.read(path.parent)
+        for name in ("run.json", "summary.json", "world.json")
+    },
 }
 
 
@@ -96,14 +105,14 @@ def test_a_pickle_is_never_run(
     place: str, finished: Path, tmp_path: Path, mark: Path, tally: Tally
 ) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "copy"))
-    path = folder / place
+    path = folder / place.split(" ")[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     for content in disguises(mark).values():
         path.write_bytes(content)
         with pytest.raises((NeubayError, ValueError)):
             READERS[place](path)
         assert not mark.exists()
-    tally(3, "refused, nothing run: data, policy, world, run and settings files")
+    tally(3, "refused, nothing run: data, policy, world, run, report and settings files")
 
 
 @pytest.mark.faults("malicious pickle in a world whose hashes were made to match")
@@ -139,7 +148,7 @@ def test_a_forged_checkpoint(finished: Path, tmp_path: Path, mark: Path, tally: 
                 checkpoints.seal(forged, note)
             try:
                 note = checkpoints.unsealed(forged)
-                checkpoints._read(forged, note["arrays"])
+                checkpoints.read_arrays(forged / "arrays", note["arrays"])
             except checkpoints.Damaged:
                 pass  # or it is a file that nothing reads
             assert not mark.exists()
@@ -158,14 +167,32 @@ def test_yaml_is_data(tag: str, tmp_path: Path, mark: Path, tally: Tally) -> Non
     tally(1, "refused, nothing run")
 
 
-def test_a_cached_tape_is_never_unpickled(tmp_path: Path, mark: Path) -> None:
-    from neubay.data import store
-
+@pytest.mark.faults("malicious pickle in a file that can be done without")
+def test_a_cache_is_never_unpickled(
+    finished: Path, tmp_path: Path, mark: Path, tally: Tally
+) -> None:
+    run, cached = Path(shutil.copytree(finished / "run", tmp_path / "run")), tmp_path / "cached.npz"
+    note, part = tmp_path / "d.hdf5.part.json", tmp_path / "d.hdf5.part"
+    part.touch()
     for content in disguises(mark).values():
         for name in STORED:
             (tmp_path / f"{name}.npy").write_bytes(content)
         assert store._open(tmp_path, (3, 1)) is None
+        cached.write_bytes(content)
+        assert builtin._read(cached) is None
+        note.write_bytes(content)
+        assert download._read_note(part) is None
+        (run / rundir.METRICS_FILE).write_bytes(content)
+        assert not len(records.read(run).train["step"])  # it has no rows
+        (tmp_path / records.UNCERTAINTY_FILE).write_bytes(content)
+        with contextlib.suppress(TypeError, ValueError):  # an archive is no array
+            assert records._uncertainty(tmp_path) is None
         assert not mark.exists()
+    tally(
+        15,
+        "left out, nothing run: caches of tapes, the built-in data, a broken download, the rows "
+        "and uncertainties behind a report",
+    )
 
 
 @pytest.mark.faults("anything unpickled in a whole run that is read")

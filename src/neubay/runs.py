@@ -95,7 +95,7 @@ def load_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     wanted = {f"tree{name}": leaf for name, leaf in _named_leaves(like)}
     import jax
 
-    with _damage_reported(path), np.load(path, allow_pickle=False) as file:
+    with _arrays_in(path) as file:
         about = json.loads(file["about"].tobytes())
         stored = {name: file[name] for name in file.files if name != "about"}
     strays = sorted(stored.keys() ^ wanted.keys())
@@ -115,7 +115,7 @@ def load_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
 
 def read_note(path: Path) -> dict[str, Any]:
     """The JSON note of an array file, without its arrays."""
-    with _damage_reported(path), np.load(path, allow_pickle=False) as file:
+    with _arrays_in(path) as file:
         note = json.loads(file["about"].tobytes())
     if not isinstance(note, dict):
         raise RunError(f"{path}: its note is not an object; the file is damaged")
@@ -123,11 +123,13 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _damage_reported(path: Path) -> Iterator[None]:
-    """What NumPy and zip raise over damaged bytes, which is of a dozen types, as a `RunError`: only
-    calls into them may stand inside."""
+def _arrays_in(path: Path) -> Iterator[Any]:
+    """An array file, open. What NumPy and zip raise over damaged bytes, which is of a dozen types,
+    becomes a `RunError`: only calls into them may stand inside."""
     try:
-        yield
+        # Opened here: NumPy would leave a file open that is no archive.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            yield file
     except FileNotFoundError:
         raise RunError(f"{path}: not found") from None
     except Exception as error:

@@ -1,6 +1,7 @@
 """Fitting a world: what it learns, when it stops, what it keeps, and that it can be interrupted."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -329,7 +330,7 @@ def test_stopping_and_snapshots_against_loops(
     keys = jax.ShapeDtypeStruct((3,), jax.random.key(0).dtype)
     blank = jax.eval_shape(jax.vmap(lambda key: Member(1, 1, config, key=key)), keys)
     best = Snapshots(marked(-1), jnp.full(3, jnp.inf, jnp.float32))
-    state = fitting.State([Learner(marked(-1), ())], best)
+    state = fitting.State([Learner(marked(-1), ())], best, fitting.most_epochs(config, 5))
     while not state.ended(config):
         score = jnp.asarray(scores[state.epoch])
         best, improved = training.keep_best(best, marked(state.epoch), score, config)
@@ -340,6 +341,32 @@ def test_stopping_and_snapshots_against_loops(
         np.testing.assert_array_equal(marks.min(axis=1), expected.kept_from)
         np.testing.assert_array_equal(marks.max(axis=1), expected.kept_from)
     np.testing.assert_array_equal(best.score, np.asarray(expected.best, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "epoch_steps", "cap"),
+    [
+        (None, None, 7, None),
+        (30, None, 7, 30),
+        (None, 11_700, 387, 30),  # 99,000 transitions in batches of 256
+        (None, 11_700, 67, 174),
+        (30, 11_700, 67, 30),
+        (None, 3, 7, 1),
+    ],
+)
+def test_the_lower_of_both_caps_holds(
+    max_epochs: int | None, max_steps: int | None, epoch_steps: int, cap: int | None
+) -> None:
+    config = CONFIG.model_copy(update={"max_epochs": max_epochs, "max_steps": max_steps})
+    assert fitting.most_epochs(config, epoch_steps) == cap
+
+
+def test_a_cap_of_steps_ends_a_fit_after_whole_epochs(dataset: Dataset) -> None:
+    epoch = math.ceil((len(dataset.world_rows) - 800) / CONFIG.batch)  # a fifth validates
+    config = CONFIG.model_copy(update={"max_epochs": None, "max_steps": 2 * epoch + epoch // 2})
+    shown: list[Progress] = []
+    assert len(worlds.fit(dataset, config, seed=0, progress=shown.append).history) == 2
+    assert {progress.most_epochs for progress in shown} == {2}
 
 
 def test_the_best_are_kept_best_first_and_come_from_their_best_epoch(

@@ -41,6 +41,8 @@ class WorldConfig(Section):
     """Transitions per member and gradient step."""
     max_epochs: int | None = Field(None, ge=1)
     """Epoch cap; none trains until early stopping."""
+    max_steps: int | None = Field(None, ge=1)
+    """The same in gradient steps, rounded down to whole epochs: small data is seen more often."""
     patience: int = Field(5, ge=1)
     """Epochs without any member improving before training stops."""
     improvement: float = Field(0.01, ge=0)
@@ -313,7 +315,7 @@ _CPU: dict[str, Any] = {
 # steps left it: there the critic's falls.
 _CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
     "locomotion": {
-        "world": {"max_epochs": 30},
+        "world": {"max_epochs": None, "max_steps": 11_700},  # 30 epochs of 100,000 transitions
         "agent": {
             "encoder_lr": 1e-4,
             "head_lr": 5e-4,
@@ -324,6 +326,7 @@ _CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
         },
         "evaluation": {"evaluations": 20},
     },
+    "adroit": {"world": {"max_epochs": None, "max_steps": 11_700}},
     "bandit": {
         "world": {"width": 16, "depth": 2, "pool": 128, "members": 100, "max_epochs": 500},
         "rollout": {"rollouts": 100},

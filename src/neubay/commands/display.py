@@ -134,7 +134,7 @@ def world_progress(console: Console, config: WorldConfig) -> Iterator[Callable[[
         disable=not console.is_terminal,
         transient=True,
     )
-    task = bar.add_task("", total=config.max_epochs)
+    task = bar.add_task("", total=None)
     printed = 0
 
     def show(progress: Any) -> None:
@@ -150,10 +150,11 @@ def world_progress(console: Console, config: WorldConfig) -> Iterator[Callable[[
             text += f", validation {score} {median} (median), {last.improved} members improved"
             if progress.epoch:
                 pace = progress.seconds / (progress.epoch + progress.share)
-                if config.max_epochs is not None:
-                    left = pace * (config.max_epochs - progress.epoch - progress.share)
+                if progress.most_epochs is not None:
+                    left = pace * (progress.most_epochs - progress.epoch - progress.share)
                     text += f", at most {left:.0f} s left"
-        bar.update(task, completed=progress.epoch + progress.share, description=text)
+        done = progress.epoch + progress.share
+        bar.update(task, total=progress.most_epochs, completed=done, description=text)
         if not console.is_terminal and progress.epoch >= printed + 10:
             printed = progress.epoch
             console.print(f"world: {text}")

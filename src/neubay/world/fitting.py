@@ -66,6 +66,7 @@ class Progress:
     seconds: float  # of training, those before an interruption included
     history: list[EpochRecord]  # an entry for each completed epoch
     waited: int  # epochs since a member improved
+    most_epochs: int | None  # the cap, if there is one
 
     @property
     def epoch(self) -> int:
@@ -188,6 +189,7 @@ class State:
 
     lanes: list[Learner]
     best: Snapshots
+    most_epochs: int | None
     history: list[EpochRecord] = dataclasses.field(default_factory=list)
     shares: int = 0  # of the running epoch, done
     waited: int = 0  # epochs since a member improved
@@ -200,7 +202,7 @@ class State:
 
     def ended(self, config: WorldConfig) -> bool:
         """Early stopping, or the cap."""
-        return self.waited >= config.patience or self.epoch == config.max_epochs
+        return self.waited >= config.patience or self.epoch == self.most_epochs
 
     def end_epoch(
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]
@@ -213,7 +215,7 @@ class State:
         self.waited = 0 if improved.any() else self.waited + 1
 
     def progress(self, stage: Stage, share: float) -> Progress:
-        return Progress(stage, share, self.seconds, self.history, self.waited)
+        return Progress(stage, share, self.seconds, self.history, self.waited, self.most_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,8 +276,20 @@ class Checkpoint:
         self.before.unlink(missing_ok=True)
 
 
+def most_epochs(config: WorldConfig, epoch_steps: int) -> int | None:
+    """The lower of both caps, of epochs and of gradient steps; at least one epoch."""
+    caps = [] if config.max_epochs is None else [config.max_epochs]
+    if config.max_steps is not None:
+        caps.append(max(config.max_steps // epoch_steps, 1))
+    return min(caps, default=None)
+
+
 def _begun(
-    checkpoint: Checkpoint | None, learner: Learner, best: Snapshots, layout: Layout
+    checkpoint: Checkpoint | None,
+    learner: Learner,
+    best: Snapshots,
+    layout: Layout,
+    cap: int | None,
 ) -> State:
     """The state to train from: what an interruption left, or else the fresh pool."""
     progress: dict[str, Any] = {}
@@ -284,7 +298,8 @@ def _begun(
         learner, best, about = saved
         progress = {name: about[name] for name in ("shares", "waited", "seconds")}
         progress["history"] = [EpochRecord(*record) for record in about["history"]]
-    return State(spread(learner, layout), jax.device_put(best, layout.sharding), **progress)
+    lanes, best = spread(learner, layout), jax.device_put(best, layout.sharding)
+    return State(lanes, best, cap, **progress)
 
 
 def _train_pool(
@@ -309,7 +324,8 @@ def _train_pool(
     )
     keys = member_keys(config.pool, seed)
     learner, best = initialise(keys, recipe)
-    state = _begun(checkpoint, learner, best, recipe.layout)
+    cap = most_epochs(config, epochs.steps)
+    state = _begun(checkpoint, learner, best, recipe.layout, cap)
     del learner, best  # spread out, they would be held twice
 
     while not state.ended(config):

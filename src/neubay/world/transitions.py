@@ -151,6 +151,11 @@ class Epochs:
         """Shares of an epoch."""
         return len(self._plan)
 
+    @property
+    def steps(self) -> int:
+        """Gradient steps of an epoch."""
+        return sum(last - first for _, _, first, last in self._plan)
+
     def shares(self, epoch: int, done: int) -> Iterator[Share]:
         """The shares of an epoch in order, but the first `done` of them."""
         loaded, data = None, self._resident

@@ -320,6 +320,21 @@ def test_the_results_page_shows_what_its_records_say() -> None:
             assert table in page
 
 
+def test_bad_penalties_leave_nothing_and_summaries_of_others_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = tmp_path / "summary.json"
+    other.write_text("{}")
+    run = ["bandit", "--preset", "cpu", "--out", str(tmp_path / "run"), "--penalties"]
+    report = ["bandit", "report", str(other), "--out", str(tmp_path / "report")]
+    cases = ((run, "no penalty"), ([*run, "-1"], "penalty"), (report, "not the summary.json"))
+    for arguments, message in cases:
+        with pytest.raises(SystemExit) as done:
+            main(arguments)
+        assert done.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == [other]
+
+
 def test_theory_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as done:
         main(["bandit", "--theory", "--epsilon", "0.2", "--beta", "0.05", "--out", str(tmp_path)])

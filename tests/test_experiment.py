@@ -83,6 +83,17 @@ def test_a_policy_says_what_it_needs(finished: experiment.Result) -> None:
         policy.predict(np.zeros(4))
     with pytest.raises(NeubayError, match="2 observations"):
         policy.predict(np.zeros((2, 3)), state, reward=0.0)
+    batch = np.zeros((3, 3))
+    _, many = policy.predict(batch)
+    with pytest.raises(NeubayError, match="reward has shape"):
+        policy.predict(batch, many, reward=np.zeros(2))
+    with pytest.raises(NeubayError, match="episode_start has shape"):
+        policy.predict(batch, many, np.ones(2, bool), reward=0.0)
+    with pytest.raises(NeubayError, match="observation has a value that is not finite"):
+        policy.predict(np.array([0, np.nan, 0]))
+    with pytest.raises(NeubayError, match="reward has a value that is not finite"):
+        policy.predict(batch, many, reward=np.nan)
+    policy.predict(batch, many, True, reward=np.nan)  # where an episode starts it is not looked at
 
 
 @pytest.mark.parametrize("content", [b"", b"not a file of arrays", b"PK\x03\x04broken"])
@@ -122,6 +133,14 @@ def test_own_data_without_an_environment(tmp_path: Path, monkeypatch) -> None:
     assert kinds == {"train"}
     action, _ = result.policy.predict(np.zeros(3))
     assert action.shape == (1,)
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown variant 'cql'; known: neubay"):
+        neubay.train(swings(), variant="cql", out=tmp_path / "run")
+    with pytest.raises(NeubayError, match="no such file"):
+        neubay.train(tmp_path / "nothing.npz", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_world_is_reused_only_where_it_matches(

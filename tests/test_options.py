@@ -63,6 +63,11 @@ def test_a_flag_that_only_fits_the_chosen_preset() -> None:
     assert read("--preset", "cpu", "--world.pool", "50").values.world.pool == 50
 
 
+def test_a_value_that_cannot_be_is_told_with_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"--seed: .*greater than or equal to 0 \(got -1\)"):
+        read("--seed", "-1")
+
+
 def test_a_relative_by_name() -> None:
     flags = read("--variant", "markov", "--rollout.zeta", "None")
     assert flags.values.agent.memory == "none"

@@ -21,6 +21,7 @@ from neubay.config import Preset, TrainConfig
 from neubay.data.collect import collect
 from neubay.data.dataset import Dataset
 from neubay.environments import Bandit
+from neubay.errors import ConfigError
 from neubay.imagination import Policy, Rules
 from neubay.tape import AgentInput
 from neubay.tasks import get_task, published_settings
@@ -159,6 +160,12 @@ def run(
         report: told what begins.
         track: where the agents' rows go beside their own files.
     """
+    if not penalties:
+        raise ConfigError("no penalty is given: name one lambda or more, such as 0")
+    configs = {  # settings that cannot work are refused before the directory is theirs
+        penalty: config.updated(settings(preset, seed, penalty), overrides or {})
+        for penalty in penalties
+    }
     asked = {
         "kind": "bandit",
         "config": {
@@ -171,7 +178,7 @@ def run(
     }
     with rundir.claimed(directory, asked), runs.deferred_signals():
         if not rundir.is_finished(directory):
-            summary = _run(preset, seed, directory, penalties, overrides or {}, report, track)
+            summary = _run(preset, seed, directory, configs, overrides or {}, report, track)
             runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
             runs.leave_if_asked()
         return runs.read_json(directory / rundir.SUMMARY_FILE)
@@ -181,16 +188,13 @@ def _run(
     preset: Preset,
     seed: int,
     directory: Path,
-    penalties: Sequence[float],
+    configs: dict[float, TrainConfig],
     overrides: dict[str, Any],
     report: Callable[[str], None],
     track: Tracker | None,
 ) -> dict[str, Any]:
     dataset = collect_data(seed)
     report("reward ensemble")
-    configs = {
-        penalty: config.updated(settings(preset, seed, penalty), overrides) for penalty in penalties
-    }
     world_config = next(iter(configs.values())).world
     fitted = world.fit(dataset, world_config, seed, directory=directory / "world", report=report)
     arms = view_arms(fitted.world)

@@ -7,7 +7,7 @@ dataset belongs to is decided in `tasks.py`, and handed in here as a `Published`
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -345,8 +345,17 @@ _CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
 }
 
 
+def default_preset() -> Preset:
+    """`cpu` on CPUs, `paper` on accelerators."""
+    import jax  # here: a configuration is read without it
+
+    return "cpu" if jax.default_backend() == "cpu" else "paper"
+
+
 def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     """The `paper` setting of a dataset, or the `cpu` setting for it."""
+    if name not in get_args(Preset):
+        raise ConfigError(f"unknown preset '{name}'; known: {', '.join(get_args(Preset))}")
     published = published or Published()
     config = updated(TrainConfig(), _PAPER_BENCHMARKS[published.benchmark])
     agent: dict[str, Any] = {}

@@ -18,7 +18,7 @@ import numpy as np
 from neubay import data, imagination, preflight, rundir, runs, tracking, world
 from neubay.algorithm import Trained, tape_rows, train_agent
 from neubay.checkpoints import EVERY, Checkpoints
-from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, updated
+from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, default_preset, updated
 from neubay.config import preset as config_preset
 from neubay.data.dataset import Dataset
 from neubay.data.files import cache_directory
@@ -44,9 +44,9 @@ class Result:
 
 
 def train(
-    dataset: Dataset | str = "pendulum",
+    dataset: Dataset | str | Path = "pendulum",
     *,
-    preset: Preset = "cpu",
+    preset: Preset | None = None,
     variant: str = "neubay",
     seed: int = 0,
     out: Path | str | None = None,
@@ -55,12 +55,14 @@ def train(
     """Train on a dataset, or on what its name or path stands for, as `neubay train` does.
 
     Args:
-        preset: published sizes, or sizes for two cores.
+        preset: published sizes, or sizes for two cores; by default cpu unless there is an
+            accelerator.
         variant: the method, or one of its relatives in `config.VARIANTS`.
         out: the run directory; by default runs/DATASET-VARIANT-seedS.
         changes: nested settings over the preset, such as {"agent": {"kappa": 0.8}}.
     """
-    if isinstance(dataset, str):
+    preset = preset or default_preset()
+    if isinstance(dataset, str | Path):
         dataset = data.load(dataset)
     if variant not in VARIANTS:
         raise ConfigError(f"unknown variant '{variant}'; known: {', '.join(VARIANTS)}")

@@ -73,10 +73,11 @@ class Policy:
                 f"an observation of '{self.task.name}' has {self.task.state_size} values, "
                 f"got shape {np.shape(observation)}"
             )
+        _refuse_nonfinite("the observation", states)
         batch = len(states)
         if episode_start is None:
             episode_start = state is None
-        start = np.broadcast_to(np.asarray(episode_start, bool), (batch,))
+        start = np.asarray(_one_or_each("episode_start", episode_start, batch), bool)
         if state is None:
             nothing = np.zeros((batch, self.task.actions.size), np.float32)
             state, start = PolicyState(self.mode.initial(batch), nothing, 0), np.ones(batch, bool)
@@ -89,7 +90,9 @@ class Policy:
                 "the reward of the last step is part of the history: "
                 "pass reward=... wherever no episode starts"
             )
-        shifted = np.asarray(0.0 if reward is None else reward) + self.task.reward_shift
+        paid = _one_or_each("reward", 0.0 if reward is None else reward, batch)
+        _refuse_nonfinite("the reward", paid[~start])
+        shifted = paid + self.task.reward_shift
         inputs = AgentInput(
             state=states,
             last_action=np.where(start[:, None], np.float32(0), state.last_action),
@@ -104,7 +107,7 @@ class Policy:
         after = PolicyState(memory, unit, state.steps + 1)
         return (commands[0] if np.ndim(observation) == 1 else commands), after
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write weights, sizes and settings to one .npz file."""
         actions = self.task.actions
         bounds = (
@@ -123,7 +126,23 @@ class Policy:
             "agent": self.config.model_dump(),
             "provenance": runs.provenance(),
         }
-        runs.save_arrays(path, eqx.filter(self.mode, eqx.is_array), about)
+        runs.save_arrays(Path(path), eqx.filter(self.mode, eqx.is_array), about)
+
+
+def _one_or_each(name: str, value: Any, batch: int) -> np.ndarray:
+    """A value for every episode, from one for all of them or one each."""
+    values = np.asarray(value)
+    if values.shape not in ((), (batch,)):
+        raise NeubayError(
+            f"{name} has shape {values.shape}: expected one value, or one for each of the {batch} "
+            "observations"
+        )
+    return np.broadcast_to(values, (batch,))
+
+
+def _refuse_nonfinite(what: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise NeubayError(f"{what} has a value that is not finite; the memory would never lose it")
 
 
 @eqx.filter_jit

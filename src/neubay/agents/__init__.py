@@ -50,6 +50,6 @@ def make(
         fitting = " or ".join(name for name, actions in ALGORITHMS if actions == kind)
         raise ConfigError(
             f"agent.algorithm {config.algorithm} cannot act in a task with {kind} actions: "
-            f"set --agent.algorithm {fitting}"
+            f"choose another --variant, or --agent.algorithm {fitting}"
         )
     return ALGORITHMS[config.algorithm, kind](state_size, action_size, config)

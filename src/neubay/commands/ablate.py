@@ -15,12 +15,11 @@ from neubay.commands.options import (
     TrainSettings,
     Unprefixed,
     as_flags,
-    default_preset,
     parse,
     train_defaults,
 )
 from neubay.commands.train import describe_data, run_shown
-from neubay.config import TrainConfig
+from neubay.config import TrainConfig, default_preset
 from neubay.errors import TrainingError
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def bandit(
         return
     from neubay import bandit as section_3
     from neubay.commands.display import stopped
-    from neubay.commands.options import default_preset
+    from neubay.config import default_preset
 
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
@@ -104,7 +104,11 @@ def report(
 
     if not summaries:
         raise NeubayError("nothing to report: name the summary.json of one run or more")
-    records = sorted((read_json(path) for path in summaries), key=lambda one: one.get("seed", 0))
+    records = [read_json(path) for path in summaries]
+    for path, record in zip(summaries, records, strict=True):
+        if "ensemble_means" not in record:
+            raise NeubayError(f"{path}: not the summary.json of a run of 'neubay bandit'")
+    records.sort(key=lambda record: record.get("seed", 0))
     _write_report(records, out, figures)
     Console(highlight=False).print(f"{out}/: ensemble, returns, adaptation as {figures}, tables.md")
 

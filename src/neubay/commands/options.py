@@ -19,6 +19,7 @@ from neubay.config import (
     Section,
     TrainConfig,
     WorldConfig,
+    default_preset,
     preset,
     read_yaml,
     updated,
@@ -49,13 +50,6 @@ class TrainSettings(Settings):
     """The method, or a relative assembled from the same code."""
 
 
-def default_preset() -> Preset:
-    """`cpu` on CPUs, `paper` on accelerators."""
-    import jax
-
-    return "cpu" if jax.default_backend() == "cpu" else "paper"
-
-
 def train_defaults(settings: TrainSettings) -> TrainConfig:
     """Preset of the dataset, then the variant, then the file."""
     from neubay.data.sources import task_of
@@ -82,8 +76,9 @@ def world_defaults(settings: Settings) -> WorldConfig:
 
 
 def _with_file(config: TrainConfig, path: Path) -> TrainConfig:
+    values = read_yaml(path)
     try:
-        return updated(config, read_yaml(path))
+        return updated(config, values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -110,10 +105,15 @@ def parse(
                 flags, args=arguments, default=default, prog=prog, description=description
             )
         except ValidationError as error:  # values that are right one by one, but not together
-            raise ConfigError("; ".join(item["msg"] for item in error.errors())) from None
+            raise ConfigError("; ".join(map(_told, error.errors()))) from None
         if parsed.settings == guess:
             return parsed
         guess = parsed.settings  # the dataset stood behind a flag: its defaults are others
+
+
+def _told(item: Any) -> str:
+    flag = ".".join(str(part).replace("_", "-") for part in item["loc"])
+    return f"--{flag}: {item['msg']} (got {item['input']!r})" if flag else str(item["msg"])
 
 
 def _glimpse(settings: type[Settings], arguments: list[str]) -> Settings:

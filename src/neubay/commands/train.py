@@ -12,11 +12,10 @@ from rich.table import Table
 from neubay.commands.options import (
     TrainSettings,
     Unprefixed,
-    default_preset,
     parse,
     train_defaults,
 )
-from neubay.config import TrainConfig
+from neubay.config import TrainConfig, default_preset
 
 if TYPE_CHECKING:
     from neubay.data import Dataset

@@ -10,8 +10,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from neubay.commands.options import Settings, Unprefixed, default_preset, parse, world_defaults
-from neubay.config import WorldConfig
+from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
+from neubay.config import WorldConfig, default_preset
 
 if TYPE_CHECKING:
     from neubay.world import FittedWorld

@@ -103,10 +103,11 @@ def test_a_page_without_a_place_for_tables_is_refused() -> None:
         into_text("nothing here", "| a |", train_tables.BEGIN)
 
 
-def test_the_results_page_shows_what_its_records_say() -> None:
+@pytest.mark.parametrize("name", ["train", "benchmarks"])
+def test_the_results_page_shows_what_its_records_say(name: str) -> None:
     docs = ROOT / "docs" / "results"
-    runs = json.loads((docs / "train.json").read_text(encoding="utf-8"))["runs"]
-    page = (docs / "train.md").read_text(encoding="utf-8")
+    runs = json.loads((docs / f"{name}.json").read_text(encoding="utf-8"))["runs"]
+    page = (docs / f"{name}.md").read_text(encoding="utf-8")
     assert into_text(page, train_tables.markdown(runs), train_tables.BEGIN) == page
 
 

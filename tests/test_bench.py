@@ -119,7 +119,6 @@ def test_the_command_prints_and_writes_what_was_measured(
     assert "| pool 8 | 90 | 0.50 | 3.0 | 300 |" in docs.read_text()
 
 
-@pytest.mark.faults
 def test_a_case_that_fails_says_which_and_why() -> None:
     with pytest.raises(NeubayError, match=r"'broken' failed:\n[^$]*negative"):
         bench.run_case(bench.Case("broken", "bench_world", {"pool": 2, "rows": -600}))

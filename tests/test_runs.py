@@ -237,7 +237,8 @@ def test_a_look_at_a_run_keeps_nobody_out(tmp_path: Path) -> None:
 
 def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), runs.locked(tmp_path):
-        assert runs.lock_holder(tmp_path) == runs.lock_holder(tmp_path) != None  # noqa: E711
+        holder = runs.lock_holder(tmp_path)
+        assert holder is not None and runs.lock_holder(tmp_path) == holder
         with (
             pytest.raises(RunError, match=f"in use by process {os.getpid()}"),
             runs.locked(tmp_path),

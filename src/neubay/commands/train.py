@@ -59,10 +59,12 @@ def train(arguments: list[str]) -> int:
     dataset = data.load(settings.dataset, settings.task)
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
     preset = settings.preset or default_preset()
+    imitates = config.agent.algorithm == "bc"  # in no world, so that no posterior judges it
+    unscored = "no environment" + ("" if imitates else ": the posterior estimates instead")
     console.print(
         f"[bold]{dataset.name}[/]: {describe_data(dataset)}\n"
         f"preset {preset}, {settings.variant}, seed {config.seed}; "
-        f"scored in {dataset.task.env_name or 'no environment: the posterior estimates instead'}\n"
+        f"scored in {dataset.task.env_name or unscored}\n"
         f"run directory {directory}"
     )
     trackers: list[tracking.Tracker] = []

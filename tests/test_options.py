@@ -1,5 +1,7 @@
 """Flags over a file over a preset that follows the dataset."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -48,6 +50,21 @@ def test_the_preset_follows_what_the_data_says_of_itself_and_not_its_name(tmp_pa
     told = read(str(anonymous), "--task", "d4rl/hopper")
     assert told.values == read("hopper_mine.hdf5", "--task", "d4rl/hopper").values
     assert not told.values.agent.tune_alpha
+
+
+@pytest.mark.parametrize("none", ["None", "none", "null"])
+def test_none_may_be_written_as_in_help_and_in_yaml(none: str) -> None:
+    assert read("--rollout.zeta", none).values.rollout.zeta is None
+    assert read(f"--rollout.zeta={none}").values.rollout.zeta is None
+
+
+def test_a_value_out_of_range_is_told_without_an_address() -> None:
+    # In its own process: whether addresses are shown is settled at the first such error.
+    script = "from neubay.cli import main; main(['train', '--agent.kappa', '1.5'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "less than or equal to 1" in done.stderr and "1.5" in done.stderr
+    assert "http" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_flags_go_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:

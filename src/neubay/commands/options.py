@@ -97,6 +97,7 @@ def parse(
 ) -> Any:
     """Read `arguments` into `flags`, a dataclass with the fields `settings` and `values`, whose
     defaults `defaults` makes from the settings."""
+    arguments = list(map(_none, arguments))
     guess = _glimpse(settings, arguments)
     while True:
         default = flags(settings=guess, values=defaults(guess))
@@ -109,6 +110,12 @@ def parse(
         if parsed.settings == guess:
             return parsed
         guess = parsed.settings  # the dataset stood behind a flag: its defaults are others
+
+
+def _none(argument: str) -> str:
+    """`none` and `null` are spelled as the parser wants it: help and YAML write them so."""
+    flag, equals, value = argument.rpartition("=")
+    return f"{flag}{equals}None" if value.lower() in ("none", "null") else argument
 
 
 def _told(item: Any) -> str:

@@ -113,7 +113,9 @@ def test_the_results_page_shows_what_its_records_say(name: str) -> None:
 
 def test_several_datasets_get_one_table_of_their_scores(tmp_path: Path) -> None:
     def condensed(dataset: str, seed: int, score: float | None, last: float) -> dict[str, Any]:
-        directory = write_run(tmp_path / f"{dataset}{seed}", seed=seed, zeta=1.0, returns=[last])
+        directory = write_run(
+            tmp_path / f"{dataset}{last}{seed}", seed=seed, zeta=1.0, returns=[last]
+        )
         about, summary = (
             json.loads((directory / f"{name}.json").read_text()) for name in ("run", "summary")
         )
@@ -123,12 +125,35 @@ def test_several_datasets_get_one_table_of_their_scores(tmp_path: Path) -> None:
 
     runs = [
         condensed("a", 0, 50.0, 1.0),
-        condensed("a", 1, 70.0, 2.0),
+        condensed("a", 1, 0.0, 2.0),
+        condensed("a", 2, 70.0, 2.0),
+        condensed("a", 3, 60.0, 2.0),
         condensed("b", 0, None, 3.0),
+        condensed("b", 1, None, 4.0),
+        condensed("b", 0, None, 9.0),
     ]
-    runs[1]["variant"] = "bc"
+    runs[2]["variant"] = runs[5]["variant"] = "bc"
+    runs[3]["variant"] = "markov"  # on one dataset only: in that one's tables
+    runs[6]["changed"] = ["rollout.zeta 0.9"]  # another setting of a seed that was run without
     text = train_tables.markdown(runs)
-    assert "| dataset | environment | seeds | the data | neubay | bc |" in text
-    assert "| a | Toy-v0 | 1 | 5.2 | 50.0 | 70.0 |" in text
-    assert "| b | Toy-v0 | 1 | -900.0 | 3.0 | - |" in text
-    assert "the data |" not in train_tables.markdown(runs[:2])
+    head = "| dataset | environment | the data | neubay | seeds | bc | seeds |"
+    assert head in text and "| markov | 1 |" in text
+    assert "| a | Toy-v0 | 5.2 | 25.0 ± 35.4 | 2 | 70.0 | 1 |" in text
+    assert "| b | Toy-v0 | -900.0 | 3.0 | 1 | 4.0 | 1 |" in text
+    assert "differ in more" not in text
+    assert head not in train_tables.markdown(runs[:4])
+
+    # Where no seed was run without it, a changed setting counts, and the table says so.
+    runs[1]["changed"] = ["world.max_epochs 30"]
+    text = train_tables.markdown(runs)
+    assert "| a | Toy-v0 | 5.2 | 25.0 ± 35.4* | 2 |" in text and "differ in more" in text
+
+
+def test_a_score_of_zero_is_a_score(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", seed=0, zeta=1.0, returns=[1.0])
+    about, summary = (
+        json.loads((directory / f"{name}.json").read_text()) for name in ("run", "summary")
+    )
+    metrics = [{"kind": "evaluation", "step": 1, "return_mean": 0.0, "score": 0.0}]
+    run = train_tables.condense("zero", about, summary | {"score": 0.0}, metrics, about["config"])
+    assert "± 3.0 | 0.0 | 0.0 |" in train_tables.markdown([run])

@@ -132,27 +132,42 @@ def setting(run: Run) -> str:
 def _grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run[key] if key != "setting" else setting(run)].append(run)
+        groups[str(run[key]) if key != "setting" else setting(run)].append(run)
     return dict(groups)
 
 
 def _overview(runs: Sequence[Run]) -> str:
-    """Datasets down, variants across: scores, or returns where a task has no reference. Of each
-    variant the runs that changed fewest settings count."""
-    variants = list(_grouped(runs, "variant"))
-    rows = []
-    for dataset, members in _grouped(runs, "dataset").items():
-        first, cells, seeds = members[0], [], 0
+    """Datasets down, variants across: scores, or returns where a task has no reference. What one
+    dataset alone was trained with stands in that dataset's own tables."""
+    datasets = _grouped(runs, "dataset")
+    variants = {
+        variant: members
+        for variant, members in _grouped(runs, "variant").items()
+        if variant == runs[0]["variant"] or len(_grouped(members, "dataset")) > 1
+    }
+    rows, mixed = [], False
+    for dataset, of_dataset in datasets.items():
+        first, cells = of_dataset[0], []
         key = "return_mean" if first["score"] is None else "score"
         for variant in variants:
-            of_variant = [run for run in members if run["variant"] == variant]
-            fewest = min((len(run["changed"]) for run in of_variant), default=0)
-            counted = [run for run in of_variant if len(run["changed"]) == fewest]
-            cells.append(_spread([run[key] for run in counted]))
-            seeds = max(seeds, len(counted))
+            counted = _closest_to_the_preset([r for r in of_dataset if r["variant"] == variant])
+            mark = "*" if len(_grouped(counted, "setting")) > 1 else ""
+            mixed = mixed or bool(mark)
+            cells += [_spread([run[key] for run in counted]) + mark, str(len(counted) or "-")]
         data = first["data_return_mean" if key == "return_mean" else "data_score"]
-        rows.append((dataset, first["environment"], str(seeds), _number(data), *cells))
-    return plain_markdown(("dataset", "environment", "seeds", "the data", *variants), rows)
+        rows.append((dataset, first["environment"], _number(data), *cells))
+    across = [name for variant in variants for name in (variant, "seeds")]
+    table = plain_markdown(("dataset", "environment", "the data", *across), rows)
+    note = "\n\n\\* These runs differ in more than the seed; the tables below say in what."
+    return table + note if mixed else table
+
+
+def _closest_to_the_preset(runs: Sequence[Run]) -> list[Run]:
+    """Of each seed the run that changed fewest settings."""
+    return [
+        min(members, key=lambda run: len(run["changed"]))
+        for members in _grouped(runs, "seed").values()
+    ]
 
 
 def _groups(runs: Sequence[Run]) -> str:
@@ -183,7 +198,9 @@ def _runs(runs: Sequence[Run]) -> str:
             f"{run['steps']:,}",
             f"{run['return_mean']:.1f} ± {run['return_std']:.1f}",
             _number(run["score"]),
-            _number(max((point["score"] or -math.inf for point in run["curve"]), default=None)),
+            _number(
+                max((p["score"] for p in run["curve"] if p["score"] is not None), default=None)
+            ),
             _number(run["q_data"]),
             _number(run["discounted_mean"]),
             _horizon(run["horizon"]),
@@ -219,4 +236,4 @@ def _minutes(seconds: Row) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None or math.isinf(value) else f"{value:.1f}"
+    return "-" if value is None else f"{value:.1f}"

@@ -9,7 +9,7 @@ from PIL import Image
 
 from neubay import cli
 from neubay.errors import NeubayError
-from neubay.report import train_tables
+from neubay.report import train_figures, train_tables
 from neubay.report.tables import END, into_text
 
 ROOT = Path(__file__).parent.parent
@@ -147,6 +147,31 @@ def test_several_datasets_get_one_table_of_their_scores(tmp_path: Path) -> None:
     runs[1]["changed"] = ["world.max_epochs 30"]
     text = train_tables.markdown(runs)
     assert "| a | Toy-v0 | 5.2 | 25.0 ± 35.4* | 2 |" in text and "differ in more" in text
+
+
+def test_datasets_are_drawn_side_by_side(tmp_path: Path) -> None:
+    condensed = []
+    for number, (dataset, variant) in enumerate([("a", "neubay"), ("a", "bc"), ("b", "neubay")]):
+        path = write_run(tmp_path / str(number), seed=0, zeta=1.0, returns=[-3.0, -2.0 + number])
+        about, summary = (
+            json.loads((path / f"{name}.json").read_text()) for name in ("run", "summary")
+        )
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        about["variant"] = variant
+        summary["dataset"] = dataset
+        condensed.append(train_tables.condense(dataset, about, summary, rows, about["config"]))
+    panels = train_figures.curves_figure(condensed).axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["a", "b"]
+    drawn = [{line.get_label(): list(line.get_ydata()) for line in axes.lines} for axes in panels]
+    assert drawn[0] == {
+        "the data": [-900.0, -900.0],
+        "copied (bc)": [-1.0, -1.0],
+        "neubay": [-3.0, -2.0],
+    }
+    assert drawn[1] == {"the data": [-900.0, -900.0], "neubay": [-3.0, 0.0]}
+    assert len(train_figures.curves_figure(condensed[:2]).axes) == 3  # one dataset: over zeta
+    with pytest.raises(NeubayError, match="no run"):
+        train_figures.curves_figure([])
 
 
 def test_a_score_of_zero_is_a_score(tmp_path: Path) -> None:

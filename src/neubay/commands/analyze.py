@@ -188,13 +188,14 @@ def runs(
     text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
     figure: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
 ) -> None:
-    """Tables of runs of `neubay train`, and the figure of score, Q and horizons over zeta.
+    """Tables of runs of `neubay train`, and figures of their learning curves.
 
     Args:
         sources: Run directories, or JSON files that --out wrote.
         out: Write the runs, condensed, to this JSON file.
         text: Put the tables between the markers of this Markdown file instead of printing them.
-        figure: Draw the runs of one dataset into this file, a line per zeta.
+        figure: Draw the runs into this file: of one dataset a line per zeta, of several a panel
+            each.
     """
     from neubay import runs as run_files
     from neubay import tracking
@@ -215,7 +216,7 @@ def runs(
     if out is not None:
         run_files.atomic_write_json(out, {"runs": condensed})
     if figure is not None:
-        figures.save(train_figures.horizon_figure(condensed), figure)
+        figures.save(train_figures.curves_figure(condensed), figure)
     tables = train_tables.markdown(condensed)
     if text is None:
         print(tables)

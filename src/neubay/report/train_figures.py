@@ -1,7 +1,8 @@
-"""Learning curves of condensed runs: the paper's first figure."""
+"""Learning curves of condensed runs: the paper's first figure, and datasets side by side."""
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,24 @@ from jaxtyping import Float
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from neubay.errors import NeubayError
+from neubay.report import train_tables
 from neubay.report.figures import COLOURS, MUTED, STYLE, thousands
 
 Run = Mapping[str, Any]
 
+_MAIN = "neubay"
 _ORDER = ("vermilion", "orange", "sky", "blue", "green", "purple")  # short horizons are warm
+
+
+def curves_figure(runs: Sequence[Run]) -> Figure:
+    """Runs of one dataset over zeta, or several datasets side by side."""
+    if not runs:
+        raise NeubayError("there is no run to draw")
+    one = len({run["dataset"] for run in runs}) == 1
+    return horizon_figure(runs) if one else datasets_figure(runs)
 
 
 def horizon_figure(runs: Sequence[Run]) -> Figure:
@@ -25,8 +36,6 @@ def horizon_figure(runs: Sequence[Run]) -> Figure:
     Lines are means over seeds, bands their range; the horizons' band is the interquartile range.
     """
     zetas = sorted({_zeta(run) for run in runs})
-    if not zetas or len({run["dataset"] for run in runs}) != 1:
-        raise NeubayError("the figure compares runs of one dataset")
     scored = all(run["score"] is not None for run in runs)
     with style.context(STYLE):
         figure = Figure(figsize=(10.5, 3.4))
@@ -56,6 +65,50 @@ def horizon_figure(runs: Sequence[Run]) -> Figure:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: thousands(step)))
         figure.supxlabel("gradient steps", fontsize=10)
         figure.legend(*performance.get_legend_handles_labels(), loc="outside upper left", ncols=6)
+    return figure
+
+
+def datasets_figure(runs: Sequence[Run]) -> Figure:
+    """A panel per dataset: the curve of every seed, with the data's own score and, where they were
+    run, the last score of cloning it.
+
+    Of each seed the run nearest to the preset is drawn.
+    """
+    datasets = train_tables.grouped(runs, "dataset")
+    columns = min(5, len(datasets))
+    rows = math.ceil(len(datasets) / columns)
+    with style.context(STYLE):
+        figure = Figure(figsize=(2.3 * columns + 0.6, 2.2 * rows + 0.7))
+        panels = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, (dataset, members) in zip(panels, datasets.items(), strict=False):
+            variants = train_tables.grouped(members, "variant")
+            first = members[0]
+            key, data = "score", first["data_score"]
+            if first["score"] is None:
+                key, data = "return_mean", first["data_return_mean"]
+            axes.axhline(data, color=MUTED, linestyle=":", label="the data")
+            clones = train_tables.closest_to_the_preset(variants.get("bc", []))
+            if clones:
+                mean = fmean(run[key] for run in clones)
+                axes.axhline(mean, color=COLOURS["orange"], linestyle="--", label="copied (bc)")
+            for run in train_tables.closest_to_the_preset(variants.get(_MAIN, [])):
+                steps, values = _curves([run], key)
+                axes.plot(steps, values[0], color=COLOURS["blue"], label=_MAIN, alpha=0.85)
+            axes.set_title(dataset.removesuffix("_train").replace("_", " "), fontsize=9)
+            axes.margins(y=0.1)
+            axes.xaxis.set_major_locator(MaxNLocator(2))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: thousands(step)))
+        for axes in panels[len(datasets) :]:
+            axes.set_visible(False)
+        handles = {
+            label: handle
+            for axes in panels
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=3)
+        figure.supxlabel("gradient steps", fontsize=10)
+        scored = all(run["score"] is not None for run in runs)
+        figure.supylabel("score" if scored else "score or return", fontsize=10)
     return figure
 
 

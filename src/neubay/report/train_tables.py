@@ -113,8 +113,8 @@ def _rounded(value: Any) -> Any:
 def markdown(runs: Sequence[Run]) -> str:
     """Of several datasets one table of scores; for each its groups of runs that differ in the
     seed alone, then every run."""
-    parts = [_overview(runs)] if len(_grouped(runs, "dataset")) > 1 else []
-    for dataset, members in _grouped(runs, "dataset").items():
+    parts = [_overview(runs)] if len(grouped(runs, "dataset")) > 1 else []
+    for dataset, members in grouped(runs, "dataset").items():
         first = members[0]
         data = _with_score(first["data_return_mean"], first["data_score"])
         parts.append(
@@ -129,7 +129,7 @@ def setting(run: Run) -> str:
     return ", ".join([run["variant"], *run["changed"]])
 
 
-def _grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
+def grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         groups[str(run[key]) if key != "setting" else setting(run)].append(run)
@@ -139,19 +139,19 @@ def _grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
 def _overview(runs: Sequence[Run]) -> str:
     """Datasets down, variants across: scores, or returns where a task has no reference. What one
     dataset alone was trained with stands in that dataset's own tables."""
-    datasets = _grouped(runs, "dataset")
+    datasets = grouped(runs, "dataset")
     variants = {
         variant: members
-        for variant, members in _grouped(runs, "variant").items()
-        if variant == runs[0]["variant"] or len(_grouped(members, "dataset")) > 1
+        for variant, members in grouped(runs, "variant").items()
+        if variant == runs[0]["variant"] or len(grouped(members, "dataset")) > 1
     }
     rows, mixed = [], False
     for dataset, of_dataset in datasets.items():
         first, cells = of_dataset[0], []
         key = "return_mean" if first["score"] is None else "score"
         for variant in variants:
-            counted = _closest_to_the_preset([r for r in of_dataset if r["variant"] == variant])
-            mark = "*" if len(_grouped(counted, "setting")) > 1 else ""
+            counted = closest_to_the_preset([r for r in of_dataset if r["variant"] == variant])
+            mark = "*" if len(grouped(counted, "setting")) > 1 else ""
             mixed = mixed or bool(mark)
             cells += [_spread([run[key] for run in counted]) + mark, str(len(counted) or "-")]
         data = first["data_return_mean" if key == "return_mean" else "data_score"]
@@ -162,17 +162,17 @@ def _overview(runs: Sequence[Run]) -> str:
     return table + note if mixed else table
 
 
-def _closest_to_the_preset(runs: Sequence[Run]) -> list[Run]:
+def closest_to_the_preset(runs: Sequence[Run]) -> list[Run]:
     """Of each seed the run that changed fewest settings."""
     return [
         min(members, key=lambda run: len(run["changed"]))
-        for members in _grouped(runs, "seed").values()
+        for members in grouped(runs, "seed").values()
     ]
 
 
 def _groups(runs: Sequence[Run]) -> str:
     rows = []
-    for name, members in _grouped(runs, "setting").items():
+    for name, members in grouped(runs, "setting").items():
         scores = [run["score"] for run in members]
         rows.append(
             (

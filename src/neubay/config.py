@@ -325,10 +325,10 @@ _CPU_ROBOT: dict[str, Any] = {
 
 # What a benchmark changes in the reduced setting. AntMaze has the weight of real rows that was best
 # in every maze where the paper found any difference, and targets that follow faster: a goal is
-# hundreds of steps away, and its value has to travel back to the start within a short training. The bandit's world is small as it is, and its
-# agent is one of the smallest that remembers a whole episode; docs/results/bandit.md. Where actions
-# are discrete there is no actor whose rate falls, and a short training would end wherever its last
-# steps left it: there the critic's falls.
+# hundreds of steps away, and its value has to travel back to the start within a short training.
+# The bandit's world is small as it is, and its agent is one of the smallest that remembers a whole
+# episode; docs/results/bandit.md. Where actions are discrete there is no actor whose rate falls,
+# and a short training would end wherever its last steps left it: there the critic's falls.
 _CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
     "locomotion": _CPU_ROBOT,
     "adroit": _CPU_ROBOT,

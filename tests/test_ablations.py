@@ -114,6 +114,9 @@ def test_what_is_the_main_setting_is_no_arm_of_its_own() -> None:
     config = updated(preset("cpu"), {"rollout": {"zeta": 0.99}})
     found = ablations.arms("zeta", config, get_task("d4rl/hopper"))
     assert [arm.name for arm in found] == ["main", "zeta-1", "zeta-0.999", "zeta-0.9"]
+    without = updated(preset("cpu"), {"world": {"layer_norm": False}})
+    found = ablations.arms("layernorm", without, get_task("d4rl/hopper"))
+    assert [arm.name for arm in found] == ["main", "layernorm"]
 
 
 def test_discrete_control_has_no_critic_to_exchange() -> None:

@@ -1,7 +1,9 @@
 """Environments that match the data: a test per correction, and replays of recorded data."""
 
+import subprocess
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,20 @@ def test_a_spec_that_travels_with_data_makes_the_same_environment(task: tasks.Ta
     assert one[1] == other[1]
 
 
-@pytest.mark.parametrize("name", ["d4rl/walker2d", "adroit/pen", "antmaze/umaze", "cartpole"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "d4rl/hopper",
+        "d4rl/walker2d",
+        "neorl/hopper",
+        "neorl/walker2d",
+        "mujoco/hopper-v5",
+        "mujoco/walker2d-v5",
+        "adroit/pen",
+        "antmaze/umaze",
+        "cartpole",
+    ],
+)
 def test_the_environment_terminates_by_the_tasks_rule(name: str) -> None:
     """In AntMaze the rules differ on purpose (0.25 of the mean goal against 0.5 of the drawn
     one), but neither holds near the start."""
@@ -95,6 +110,16 @@ def test_nothing_is_printed_warned_or_written(
     assert list(tmp_path.iterdir()) == []
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
+
+
+def test_the_hand_is_made_without_advice_to_take_another_release() -> None:
+    script = (
+        "import sys; from neubay import tasks; tasks.get_task('adroit/door').make_env().close(); "
+        "from neubay import environments as e\n"
+        "with e._advice_of_robotics_silenced(): print('something else', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "something else\n")
 
 
 def test_other_warnings_of_mujoco_are_passed_on() -> None:
@@ -180,7 +205,7 @@ def test_neorl_observes_x_first_and_is_otherwise_the_same(body: str) -> None:
         assert with_x[0] == neorl.unwrapped.data.qpos[0] and same_reward == reward
 
 
-@pytest.mark.parametrize("speed", [-2.0, 0.0, 2.5, 2.9, 3.0, 5.0])
+@pytest.mark.parametrize("speed", [-2.0, 0.0, 2.5, 2.925, 2.9255, 5.0])
 def test_safety_half_cheetah_pays_for_speed_up_to_the_limit(speed: float) -> None:
     env = made("neorl2/safetyhalfcheetah")
     env.reset(seed=0)
@@ -192,7 +217,7 @@ def test_safety_half_cheetah_pays_for_speed_up_to_the_limit(speed: float) -> Non
     velocity = (state[0] - qpos[0]) / 0.05
     rule = -100.0 if velocity > 3.2096 else velocity - 0.1 * np.square(action).sum()
     assert reward == pytest.approx(rule, abs=1e-9) and not terminated
-    assert (velocity > 3.2096) == (speed >= 3.0), "the cases lie on both sides of the limit"
+    assert (velocity > 3.2096) == (speed > 2.925), "the cases lie on both sides of the limit"
 
 
 # -------------------------------------------------------------------------------------- Adroit
@@ -227,7 +252,8 @@ def test_reaching_is_a_cost_whatever_sign_the_release_gives_it(name: str, reach:
         np.testing.assert_allclose(release_state, state, atol=1e-3)
         factors.append((release_reward - reward) / reach(state))
     np.testing.assert_allclose(factors, np.round(np.mean(factors), 1), atol=2e-3)
-    assert np.round(np.mean(factors), 1) in (0.0, 0.2)
+    adds_it = metadata.version("gymnasium-robotics") == "1.4.2"  # of the releases that are known
+    assert np.round(np.mean(factors), 1) in ((0.2,) if adds_it else (0.0, 0.2))
 
 
 def test_door_bonuses() -> None:

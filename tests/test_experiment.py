@@ -123,6 +123,15 @@ def test_a_tape_shorter_than_a_trajectory_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_an_environment_that_cannot_be_made_is_told_before_any_work(tmp_path: Path) -> None:
+    task = dataclasses.replace(
+        get_task("pendulum"), env_id="no_such_module:Nowhere-v0", make_env=None
+    )
+    with pytest.raises(NeubayError, match="no_such_module"):
+        experiment.run(swings(task), tiny(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_own_data_without_an_environment(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
     dataset = swings()

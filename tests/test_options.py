@@ -56,6 +56,12 @@ def test_the_preset_follows_what_the_data_says_of_itself_and_not_its_name(tmp_pa
 def test_none_may_be_written_as_in_help_and_in_yaml(none: str) -> None:
     assert read("--rollout.zeta", none).values.rollout.zeta is None
     assert read(f"--rollout.zeta={none}").values.rollout.zeta is None
+    assert read("--agent.tape", none, "--seed", "3").values.agent.tape is None
+
+
+def test_none_as_a_choice_stays_one() -> None:
+    assert read("--agent.memory", "none").values.agent.memory == "none"
+    assert read("--agent.memory=none", "none").settings.dataset == "none"
 
 
 def test_a_value_out_of_range_is_told_without_an_address() -> None:

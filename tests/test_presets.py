@@ -63,7 +63,24 @@ SETTINGS: dict[str, tuple[float, float, int | None]] = {
 
 # Typed likewise: what the datasets of a benchmark share.
 LOCOMOTION: dict[str, Any] = {
-    "world": {"width": 200, "depth": 4, "learning_rate": 1e-3, "pool": 128, "members": 100},
+    "world": {
+        "width": 200,
+        "depth": 4,
+        "layer_norm": True,
+        "learning_rate": 1e-3,
+        "weight_decay": 5e-5,
+        "batch": 256,
+        "pool": 128,
+        "members": 100,
+        "max_steps": None,
+        "patience": 5,
+        "improvement": 0.01,
+        "improvement_kind": "relative",
+        "selection": "mse",
+        "validation_fraction": 0.2,
+        "validation_max": 1000,
+        "quantifier": "disagreement",
+    },
     "rollout": {"rollouts": 100, "zeta": 1.0, "penalty": 0.0, "horizon": None},
     "agent": {
         "memory_layers": 2,

@@ -152,6 +152,7 @@ def _critic(config: TrainConfig, task: Task) -> Changes:
 
 
 def _layernorm(config: TrainConfig, task: Task) -> Changes:
+    yield "layernorm", {"world": {"layer_norm": True}}
     yield "no-layernorm", {"world": {"layer_norm": False}}
 
 

@@ -15,9 +15,11 @@ D4RL's locomotion data (v2) is evaluated in Gymnasium's v4 environments, Minari'
 unchanged. `tasks.py` says which environment belongs to which data.
 """
 
+import io
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat
 
@@ -40,7 +42,7 @@ def make(env_id: str, **options: Any) -> gymnasium.Env[Any, Any]:
     Never by a spec that came with data: a spec may name any function to call.
     """
     try:
-        with _expected_warnings_silenced():
+        with _expected_warnings_silenced(), _advice_of_robotics_silenced():
             return gymnasium.make(env_id, disable_env_checker=True, **options)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("gymnasium_robotics"):
@@ -71,6 +73,19 @@ def _expected_warnings_silenced() -> Iterator[None]:
             yield
     finally:
         mujoco.set_mju_user_warning(before)
+
+
+@contextmanager
+def _advice_of_robotics_silenced() -> Iterator[None]:
+    """On import Gymnasium-Robotics tells users of the hand to take another release, for rewards
+    that have changed. Ours are stated in full, in this file."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    finally:
+        others = [line for line in said.getvalue().splitlines() if "AdroitHand" not in line]
+        print(*others, sep="\n", end="\n" if others else "", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def run(
             f"--checkpoint-seconds is {checkpoint_seconds}: expected a number of seconds, 0 or more"
         )
     if not rundir.is_finished(directory):
+        preflight.check_environment(dataset)
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
     asked = _description(dataset, config) | (about or {})
     with rundir.claimed(directory, asked) as begun, runs.deferred_signals() as signalled:

@@ -1,4 +1,4 @@
-"""Before a training begins: will it fit into memory?"""
+"""Before a training begins: will it fit into memory, and can its policy be judged?"""
 
 import contextlib
 import math
@@ -78,6 +78,12 @@ def replay_rows(dataset: Dataset, config: TrainConfig) -> int:
     ever = math.ceil(config.agent.steps / config.agent.updates_per_row)
     one_gathering = config.rollout.rollouts * (dataset.task.horizon + 1)
     return min(config.agent.buffer, ever + one_gathering)
+
+
+def check_environment(dataset: Dataset) -> None:
+    """Refuse a training whose environment cannot be made, before it has cost anything."""
+    if dataset.task.make_env is not None:
+        dataset.task.make_env().close()
 
 
 def check_memory(dataset: Dataset, config: TrainConfig, *, begun: bool = False) -> None:

@@ -5,10 +5,10 @@ command line is read twice: once for what decides the defaults, once for everyth
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tyro
 from pydantic import ValidationError
@@ -97,10 +97,10 @@ def parse(
 ) -> Any:
     """Read `arguments` into `flags`, a dataclass with the fields `settings` and `values`, whose
     defaults `defaults` makes from the settings."""
-    arguments = list(map(_none, arguments))
     guess = _glimpse(settings, arguments)
     while True:
         default = flags(settings=guess, values=defaults(guess))
+        arguments = _spelled(arguments, default.values)
         try:
             parsed = tyro.cli(
                 flags, args=arguments, default=default, prog=prog, description=description
@@ -112,10 +112,27 @@ def parse(
         guess = parsed.settings  # the dataset stood behind a flag: its defaults are others
 
 
-def _none(argument: str) -> str:
-    """`none` and `null` are spelled as the parser wants it: help and YAML write them so."""
-    flag, equals, value = argument.rpartition("=")
-    return f"{flag}{equals}None" if value.lower() in ("none", "null") else argument
+def _spelled(arguments: list[str], values: Section) -> list[str]:
+    """`none` and `null`, as help and YAML write it, in the parser's spelling; only behind flags
+    that may be none: for some, such as the memory, `none` is a choice like any other."""
+    optional, words, flag = set(_optional(values)), list[str](), ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            name, value = flag, argument
+        spelled = "None" if name in optional and value.lower() in ("none", "null") else value
+        words.append(f"{name}={spelled}" if equals else spelled)
+        flag = argument
+    return words
+
+
+def _optional(values: Section, prefix: str = "--") -> Iterator[str]:
+    for name, field in type(values).model_fields.items():
+        flag, value = prefix + name.replace("_", "-"), getattr(values, name)
+        if isinstance(value, Section):
+            yield from _optional(value, f"{flag}.")
+        elif type(None) in get_args(field.annotation):
+            yield flag
 
 
 def _told(item: Any) -> str:

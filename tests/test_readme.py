@@ -11,12 +11,12 @@ from neubay.cli import COMMANDS, main
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 GUIDE = (Path(__file__).parent.parent / "docs" / "guide.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^neubay .*", README + GUIDE, flags=re.MULTILINE)
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if "neubay.train" not in b])
 def test_python_blocks_run(block: str) -> None:
-    exec(compile(block, "README.md", "exec"), {})
+    exec(compile(block, "block", "exec"), {})
 
 
 def test_every_command_is_in_the_table_and_exists() -> None:

@@ -57,6 +57,18 @@ def write_run(directory: Path, *, seed: int, zeta: float, returns: list[float]) 
     return directory
 
 
+def condensed(directory: Path, variant: str = "neubay", **result: Any) -> dict[str, Any]:
+    """A run of `write_run` as `neubay analyze runs` keeps it, with another result."""
+    about, summary = (
+        json.loads((directory / f"{name}.json").read_text()) for name in ("run", "summary")
+    )
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    about["variant"] = variant
+    return train_tables.condense(
+        directory.name, about, summary | result, rows, default=about["config"]
+    )
+
+
 def run_command(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
@@ -112,25 +124,21 @@ def test_the_results_page_shows_what_its_records_say(name: str) -> None:
 
 
 def test_several_datasets_get_one_table_of_their_scores(tmp_path: Path) -> None:
-    def condensed(dataset: str, seed: int, score: float | None, last: float) -> dict[str, Any]:
+    def run(dataset: str, seed: int, score: float | None, last: float) -> dict[str, Any]:
         directory = write_run(
             tmp_path / f"{dataset}{last}{seed}", seed=seed, zeta=1.0, returns=[last]
         )
-        about, summary = (
-            json.loads((directory / f"{name}.json").read_text()) for name in ("run", "summary")
-        )
-        summary |= {"dataset": dataset, "score": score}
-        summary |= {"data_score": None if score is None else 5.2}
-        return train_tables.condense(dataset, about, summary, [], about["config"])
+        own = None if score is None else 5.2
+        return condensed(directory, dataset=dataset, score=score, data_score=own)
 
     runs = [
-        condensed("a", 0, 50.0, 1.0),
-        condensed("a", 1, 0.0, 2.0),
-        condensed("a", 2, 70.0, 2.0),
-        condensed("a", 3, 60.0, 2.0),
-        condensed("b", 0, None, 3.0),
-        condensed("b", 1, None, 4.0),
-        condensed("b", 0, None, 9.0),
+        run("a", 0, 50.0, 1.0),
+        run("a", 1, 0.0, 2.0),
+        run("a", 2, 70.0, 2.0),
+        run("a", 3, 60.0, 2.0),
+        run("b", 0, None, 3.0),
+        run("b", 1, None, 4.0),
+        run("b", 0, None, 9.0),
     ]
     runs[2]["variant"] = runs[5]["variant"] = "bc"
     runs[3]["variant"] = "markov"  # on one dataset only: in that one's tables
@@ -150,17 +158,11 @@ def test_several_datasets_get_one_table_of_their_scores(tmp_path: Path) -> None:
 
 
 def test_datasets_are_drawn_side_by_side(tmp_path: Path) -> None:
-    condensed = []
+    runs = []
     for number, (dataset, variant) in enumerate([("a", "neubay"), ("a", "bc"), ("b", "neubay")]):
         path = write_run(tmp_path / str(number), seed=0, zeta=1.0, returns=[-3.0, -2.0 + number])
-        about, summary = (
-            json.loads((path / f"{name}.json").read_text()) for name in ("run", "summary")
-        )
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        about["variant"] = variant
-        summary["dataset"] = dataset
-        condensed.append(train_tables.condense(dataset, about, summary, rows, about["config"]))
-    panels = train_figures.curves_figure(condensed).axes
+        runs.append(condensed(path, variant, dataset=dataset))
+    panels = train_figures.curves_figure(runs).axes
     assert [axes.get_title(loc="left") for axes in panels] == ["a", "b"]
     drawn = [{line.get_label(): list(line.get_ydata()) for line in axes.lines} for axes in panels]
     assert drawn[0] == {
@@ -169,16 +171,13 @@ def test_datasets_are_drawn_side_by_side(tmp_path: Path) -> None:
         "neubay": [-3.0, -2.0],
     }
     assert drawn[1] == {"the data": [-900.0, -900.0], "neubay": [-3.0, 0.0]}
-    assert len(train_figures.curves_figure(condensed[:2]).axes) == 3  # one dataset: over zeta
+    assert len(train_figures.curves_figure(runs[:2]).axes) == 3  # one dataset: over zeta
     with pytest.raises(NeubayError, match="no run"):
         train_figures.curves_figure([])
 
 
 def test_a_score_of_zero_is_a_score(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", seed=0, zeta=1.0, returns=[1.0])
-    about, summary = (
-        json.loads((directory / f"{name}.json").read_text()) for name in ("run", "summary")
-    )
-    metrics = [{"kind": "evaluation", "step": 1, "return_mean": 0.0, "score": 0.0}]
-    run = train_tables.condense("zero", about, summary | {"score": 0.0}, metrics, about["config"])
-    assert "± 3.0 | 0.0 | 0.0 |" in train_tables.markdown([run])
+    row = {"kind": "evaluation", "step": 1, "return_mean": 0.0, "score": 0.0}
+    (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert "± 3.0 | 0.0 | 0.0 |" in train_tables.markdown([condensed(directory, score=0.0)])

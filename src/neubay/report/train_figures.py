@@ -82,10 +82,7 @@ def datasets_figure(runs: Sequence[Run]) -> Figure:
         panels = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, (dataset, members) in zip(panels, datasets.items(), strict=False):
             variants = train_tables.grouped(members, "variant")
-            first = members[0]
-            key, data = "score", first["data_score"]
-            if first["score"] is None:
-                key, data = "return_mean", first["data_return_mean"]
+            key, data = train_tables.yardstick(members[0])
             axes.axhline(data, color=MUTED, linestyle=":", label="the data")
             clones = train_tables.closest_to_the_preset(variants.get("bc", []))
             if clones:

@@ -137,29 +137,35 @@ def grouped(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
 
 
 def _overview(runs: Sequence[Run]) -> str:
-    """Datasets down, variants across: scores, or returns where a task has no reference. What one
-    dataset alone was trained with stands in that dataset's own tables."""
-    datasets = grouped(runs, "dataset")
-    variants = {
-        variant: members
+    """Datasets down, variants across. What one dataset alone was trained with stands in that
+    dataset's own tables."""
+    variants = [
+        variant
         for variant, members in grouped(runs, "variant").items()
         if variant == runs[0]["variant"] or len(grouped(members, "dataset")) > 1
-    }
+    ]
     rows, mixed = [], False
-    for dataset, of_dataset in datasets.items():
-        first, cells = of_dataset[0], []
-        key = "return_mean" if first["score"] is None else "score"
+    for dataset, members in grouped(runs, "dataset").items():
+        key, data = yardstick(members[0])
+        by_variant, cells = grouped(members, "variant"), []
         for variant in variants:
-            counted = closest_to_the_preset([r for r in of_dataset if r["variant"] == variant])
+            counted = closest_to_the_preset(by_variant.get(variant, []))
             mark = "*" if len(grouped(counted, "setting")) > 1 else ""
             mixed = mixed or bool(mark)
             cells += [_spread([run[key] for run in counted]) + mark, str(len(counted) or "-")]
-        data = first["data_return_mean" if key == "return_mean" else "data_score"]
-        rows.append((dataset, first["environment"], _number(data), *cells))
+        rows.append((dataset, members[0]["environment"], _number(data), *cells))
     across = [name for variant in variants for name in (variant, "seeds")]
     table = plain_markdown(("dataset", "environment", "the data", *across), rows)
     note = "\n\n\\* These runs differ in more than the seed; the tables below say in what."
     return table + note if mixed else table
+
+
+def yardstick(run: Run) -> tuple[str, float]:
+    """What runs of a dataset are compared by, and the data's own: scores, or returns where a task
+    has no reference."""
+    if run["score"] is None:
+        return "return_mean", run["data_return_mean"]
+    return "score", run["data_score"]
 
 
 def closest_to_the_preset(runs: Sequence[Run]) -> list[Run]:

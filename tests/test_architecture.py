@@ -17,37 +17,28 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "tape": set(),
     "published": {"errors"},
-    "environments": {"errors"},
-    "tasks": {"errors", "config", "environments", "published"},
+    "tasks": {"errors", "config", "published"},
     "runs": {"errors"},
-    "tracking": {"errors"},
-    "rundir": {"errors", "runs"},
-    "checkpoints": {"errors", "runs", "rundir"},
     "data": FOUNDATION | {"tasks", "published", "runs"},
-    "memory": FOUNDATION,
     "world": FOUNDATION | {"tasks", "data", "runs"},
     "imagination": FOUNDATION | {"tasks", "data"},
     "replay": FOUNDATION | {"data", "imagination"},
-    "agents": FOUNDATION | {"memory"},
+    "agents": FOUNDATION,
     "experience": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents"},
     "evaluation": FOUNDATION | {"tasks"},
-    "preflight": FOUNDATION | {"data", "agents", "replay", "world", "checkpoints"},
+    "preflight": FOUNDATION | {"data", "agents", "replay", "world", "runs"},
     "algorithm": FOUNDATION
-    | {"tasks", "data", "world", "agents", "experience", "evaluation", "tracking", "checkpoints"},
+    | {"tasks", "data", "world", "agents", "experience", "evaluation", "runs"},
     "policy": FOUNDATION | {"agents", "tasks", "runs"},
     "experiment": FOUNDATION
     | {"tasks", "data", "world", "imagination", "experience", "algorithm", "policy", "runs"}
-    | {"tracking", "checkpoints", "preflight", "rundir"},
-    "ablations": FOUNDATION | {"tasks", "published", "data", "world", "experiment"},
-    "analysis": FOUNDATION | {"tasks", "data", "world", "runs"},
-    "theory": {"errors"},
-    "bandit": FOUNDATION
-    | {"tasks", "data", "world", "imagination", "experience", "algorithm", "agents", "runs"}
-    | {"theory", "tracking", "evaluation", "policy", "experiment", "environments", "rundir"},
-    "bench": FOUNDATION
-    | {"tasks", "data", "world", "imagination", "replay", "agents", "memory", "runs"},
-    "film": {"errors", "environments", "tasks", "policy"},
-    "report": {"errors", "published", "runs", "rundir", "tracking"},
+    | {"preflight"},
+    "studies": FOUNDATION
+    | {"tasks", "published", "data", "world", "imagination", "experience", "algorithm"}
+    | {"agents", "evaluation", "policy", "experiment", "runs"},
+    "bench": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents", "runs"},
+    "film": {"errors", "tasks", "policy"},
+    "report": {"errors", "published", "runs"},
 }
 
 

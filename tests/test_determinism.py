@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from neubay import algorithm, experiment, tracking
+from helpers.small_runs import outcome, swings, tiny
+from neubay import algorithm, experiment
 from neubay.commands.display import Display, live_display
+from neubay.runs import tracking
 from neubay.tasks import get_task
-from small_runs import outcome, swings, tiny
 
 
 def train(directory: Path, *trackers: tracking.Tracker) -> None:

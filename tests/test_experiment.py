@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import neubay
+from helpers.small_runs import TINY, swings, tiny
 from neubay import experiment
 from neubay.config import updated
 from neubay.errors import ConfigError, NeubayError, RunError
 from neubay.policy import load_policy
+from neubay.runs.tracking import read_json_lines
 from neubay.tasks import get_task
-from neubay.tracking import read_json_lines
-from small_runs import TINY, swings, tiny
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.report_runs import make_run
 from neubay import agents, film
 from neubay.cli import main
 from neubay.commands import report
 from neubay.config import AgentConfig
 from neubay.evaluation import evaluate
 from neubay.policy import Policy, load_policy
-from neubay.report import page, records, reel, run_figures
+from neubay.report.runs import page, records, reel, run_figures
 from neubay.tasks import ContinuousActions, Task, get_task
-from report_runs import make_run
 
 TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=2, head_depth=1)
 

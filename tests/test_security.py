@@ -16,16 +16,18 @@ import h5py
 import numpy as np
 import pytest
 
-from neubay import checkpoints, data, experiment, rundir, runs, tracking, world
+from helpers.small_runs import swings, tiny
+from neubay import data, experiment, world
 from neubay.commands.bandit import report as bandit_report
 from neubay.config import read_yaml
 from neubay.data import builtin, download, store
 from neubay.data.store import STORED
 from neubay.errors import NeubayError
 from neubay.policy import load_policy
-from neubay.report import records
+from neubay.report.runs import records
+from neubay.runs import checkpoints, rundir, tracking
+from neubay.runs.files import file_hash, read_json, read_note
 from neubay.tasks import get_task
-from small_runs import swings, tiny
 
 Tally = Callable[[int, str], None]
 
@@ -77,14 +79,14 @@ def test_the_bomb_works(mark: Path) -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "run/policy.npz": lambda path: load_policy(path),
-    "run/run.json": lambda path: runs.read_json(path),
-    "run/summary.json": lambda path: runs.read_json(path),
-    "run/world.json": lambda path: runs.read_json(path),
+    "run/run.json": lambda path: read_json(path),
+    "run/summary.json": lambda path: read_json(path),
+    "run/world.json": lambda path: read_json(path),
     "run/metrics.jsonl": lambda path: list(tracking.read_json_lines(path)),
     "world/world.json": lambda path: world.load(path.parent),
     "world/members.npz": lambda path: world.load(path.parent),
     "world/data_uncertainty.npy": lambda path: world.load(path.parent),
-    "world/training.npz": lambda path: runs.read_note(path),
+    "world/training.npz": lambda path: read_note(path),
     "settings.yaml": lambda path: read_yaml(path),
     "data.npz": lambda path: data.load(str(path)),
     "data.hdf5": lambda path: data.load(str(path)),
@@ -124,7 +126,7 @@ def test_a_forged_world(
     for content in disguises(mark).values():
         (folder / name).write_bytes(content)
         about = json.loads((folder / "world.json").read_text())
-        about["files"][name] = runs.file_hash(folder / name)
+        about["files"][name] = file_hash(folder / name)
         (folder / "world.json").write_text(json.dumps(about))
         with pytest.raises(NeubayError):
             world.load(folder)

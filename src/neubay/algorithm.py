@@ -14,14 +14,14 @@ import numpy as np
 
 from neubay import agents
 from neubay.agents import Agent, AgentState
-from neubay.checkpoints import Checkpoints
 from neubay.config import TrainConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, TrainingError
 from neubay.evaluation import evaluate
 from neubay.experience import Imagined, Recorded
+from neubay.runs.checkpoints import Checkpoints
+from neubay.runs.tracking import Tracker
 from neubay.tasks import Task
-from neubay.tracking import Tracker
 from neubay.world import FittedWorld
 
 UPDATES_PER_CALL = 50

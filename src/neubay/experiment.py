@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from neubay import data, imagination, preflight, rundir, runs, tracking, world
+from neubay import data, imagination, preflight, world
 from neubay.algorithm import Trained, tape_rows, train_agent
-from neubay.checkpoints import EVERY, Checkpoints
 from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, default_preset, updated
 from neubay.config import preset as config_preset
 from neubay.data.dataset import Dataset
@@ -25,9 +24,14 @@ from neubay.data.files import cache_directory
 from neubay.errors import ConfigError, RunError
 from neubay.experience import rollout_rules
 from neubay.policy import Policy, load_policy
-from neubay.runs import Report
+from neubay.runs import rundir, tracking
+from neubay.runs.checkpoints import EVERY, Checkpoints
+from neubay.runs.files import atomic_write_json, read_json, tree_hash
+from neubay.runs.messages import Report, log
+from neubay.runs.provenance import provenance
+from neubay.runs.signals import deferred_signals, leave_if_asked
+from neubay.runs.tracking import Tracker
 from neubay.tasks import published_settings
-from neubay.tracking import Tracker
 from neubay.world import FittedWorld
 
 WorldProgress = Callable[[world.Progress], None]
@@ -89,12 +93,12 @@ def run(
     trackers: tuple[Tracker, ...] = (),
     world_progress: WorldProgress | None = None,
     checkpoint_seconds: float = EVERY,
-    report: Report = runs.log,
+    report: Report = log,
 ) -> Result:
     """Train world and agent on `dataset` and score the policy; everything is kept in `directory`.
 
     A run that was left there goes on and ends, on a CPU bit for bit, as if it never had been; a
-    finished one is given back. `runs.Stopped` is raised where SIGINT or SIGTERM ended it.
+    finished one is given back. `Stopped` is raised where SIGINT or SIGTERM ended it.
 
     Args:
         fitted: a world to use instead of training or looking for one.
@@ -113,7 +117,7 @@ def run(
         preflight.check_environment(dataset)
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
     asked = _description(dataset, config) | (about or {})
-    with rundir.claimed(directory, asked) as begun, runs.deferred_signals() as signalled:
+    with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
         metrics = directory / rundir.METRICS_FILE
         checkpoints = Checkpoints(
             directory, metrics, every=checkpoint_seconds, signalled=signalled, report=report
@@ -138,9 +142,9 @@ def run(
         seconds["summary"] = time.perf_counter() - begun_summary
         summary["seconds"] = seconds | {"total": sum(seconds.values())}
         summary = tracking.finite(summary)
-        runs.atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
+        atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
         checkpoints.finish()
-        runs.leave_if_asked()
+        leave_if_asked()
         return Result(policy, fitted, summary, directory)
 
 
@@ -161,13 +165,13 @@ def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
         },
         "task": dataset.task.name,
         "environment": dataset.task.env_name,
-        "provenance": runs.provenance(),
+        "provenance": provenance(),
     }
 
 
 def _tell_changes(begun: dict[str, Any], report: Report) -> None:
     """Say so where a run is gone on with by other software than it was begun with."""
-    before, now = begun.get("provenance", {}), runs.provenance()
+    before, now = begun.get("provenance", {}), provenance()
     changed = [
         f"{name} {before.get(name, 'none')}, now {now.get(name, 'none')}"
         for name in sorted(before.keys() | now.keys())
@@ -193,10 +197,10 @@ def _world(
         fitted = world.fit(
             dataset, config.world, config.seed, directory=where, progress=progress, report=report
         )
-    digest = runs.tree_hash(fitted.world)
+    digest = tree_hash(fitted.world)
     path = directory / rundir.WORLD_FILE
     if path.exists():
-        reference = runs.read_json(path)
+        reference = read_json(path)
         if "hash" not in reference:
             raise RunError(
                 f"{path}: damaged: it does not tell which world the run was begun in. Restore it, "
@@ -216,17 +220,17 @@ def _world(
             "config": fitted.config.model_dump(),
             "seconds": time.perf_counter() - begun,
         }
-        runs.atomic_write_json(path, reference)
+        atomic_write_json(path, reference)
     return fitted, float(reference.get("seconds", 0.0))
 
 
 def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
     """What a finished run left."""
     policy = load_policy(directory / rundir.POLICY_FILE)
-    summary = runs.read_json(directory / rundir.SUMMARY_FILE)
+    summary = read_json(directory / rundir.SUMMARY_FILE)
     reference = directory / rundir.WORLD_FILE
     if fitted is None and reference.exists():
-        where = runs.read_json(reference).get("directory")
+        where = read_json(reference).get("directory")
         if where is not None and Path(where).exists():
             fitted = world.load(Path(where))
     return Result(policy, fitted, summary, directory)

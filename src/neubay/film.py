@@ -16,10 +16,10 @@ import mujoco
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from neubay.environments import AntMaze
 from neubay.errors import NeubayError
 from neubay.policy import Policy, load_policy
 from neubay.tasks import Task, get_task
+from neubay.tasks.environments import AntMaze
 
 FRAMES = 30
 """Pictures of a film at least, of an episode that has as many steps; at most twice as many."""

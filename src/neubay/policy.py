@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
-from neubay import agents, runs
+from neubay import agents
 from neubay.config import AgentConfig, validated
 from neubay.errors import NeubayError, RunError
+from neubay.runs.files import load_arrays, read_note, save_arrays
+from neubay.runs.provenance import provenance
 from neubay.tape import AgentInput
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
@@ -124,9 +126,9 @@ class Policy:
             "horizon": self.task.horizon,
             "reward_shift": self.task.reward_shift,
             "agent": self.config.model_dump(),
-            "provenance": runs.provenance(),
+            "provenance": provenance(),
         }
-        runs.save_arrays(Path(path), eqx.filter(self.mode, eqx.is_array), about)
+        save_arrays(Path(path), eqx.filter(self.mode, eqx.is_array), about)
 
 
 def _one_or_each(name: str, value: Any, batch: int) -> np.ndarray:
@@ -153,7 +155,7 @@ def _act(policy: Any, memory: PyTree, inputs: AgentInput, keys: Any) -> Any:
 def load_policy(path: str | Path) -> Policy:
     """Read what `Policy.save` wrote. The task need not be registered: the file knows its sizes."""
     path = Path(path)
-    about = runs.read_note(path)
+    about = read_note(path)
     if about.get("layout") != LAYOUT:
         raise RunError(
             f"{path}: a policy of layout {about.get('layout')}, this version reads {LAYOUT}"
@@ -174,7 +176,7 @@ def load_policy(path: str | Path) -> Policy:
     state = agent.init(jax.random.key(0))
     policy = Policy(agent, state, task, config)
     arrays, static = eqx.partition(policy.mode, eqx.is_array)
-    loaded, _ = runs.load_arrays(path, arrays)
+    loaded, _ = load_arrays(path, arrays)
     policy.mode = eqx.combine(jax.tree.map(jnp.asarray, loaded), static)
     policy._sample = dataclasses.replace(policy.mode, deterministic=False)
     return policy

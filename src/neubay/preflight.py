@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from neubay import agents
-from neubay.checkpoints import SLICE
 from neubay.config import TrainConfig, WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import TrainingError
 from neubay.replay import Replay
+from neubay.runs.checkpoints import SLICE
 from neubay.world.training import Recipe, initialise, member_keys
 from neubay.world.transitions import RESIDENT_BYTES
 

@@ -31,9 +31,9 @@ from neubay.agents.learning import (
     mixture_weights,
     transition_kinds,
 )
+from neubay.agents.memory import Encoder, Memory, NoMemory
 from neubay.agents.networks import Head, generator, make_encoder, observe
 from neubay.config import AgentConfig
-from neubay.memory import Encoder, Memory, NoMemory
 from neubay.tape import AgentInput, AnyArray, Tape, agent_input
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
+from neubay.agents.memory import Encoder, Linear, Memory, NoMemory, activate, matmul
 from neubay.config import AgentConfig
-from neubay.memory import Encoder, Linear, Memory, NoMemory, activate, matmul
 from neubay.tape import AgentInput, AnyArray
 
 LOG_SIGMA_RANGE = (-5.0, 2.0)

@@ -21,10 +21,11 @@ from neubay.commands.options import (
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig, default_preset
 from neubay.errors import TrainingError
+from neubay.runs.signals import deferred_signals, leave_if_asked
 
 if TYPE_CHECKING:
-    from neubay.ablations import Planned
     from neubay.data import Dataset
+    from neubay.studies.ablations import Planned
 
 Over = Literal["zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm"]
 
@@ -57,8 +58,9 @@ def ablate(arguments: list[str]) -> int:
         "other, and a table in the paper's form. The same command goes on where it was "
         "interrupted; what is finished is not run again.",
     )
-    from neubay import ablations, data
+    from neubay import data
     from neubay.commands.display import stopped
+    from neubay.studies import ablations
 
     settings = flags.settings
     dataset = data.load(settings.dataset, settings.task)
@@ -100,11 +102,12 @@ def _train(
     console: Console, dataset: "Dataset", settings: Settings, planned: "Sequence[Planned]"
 ) -> int:
     """Run what is not finished; how many runs diverged."""
-    from neubay import ablations, rundir, runs
+    from neubay.runs import rundir
+    from neubay.studies import ablations
 
     failed = 0
     main = {run.seed: run.config for run in planned if run.arm.name == ablations.MAIN}
-    with runs.deferred_signals():
+    with deferred_signals():
         for number, run in enumerate(planned, start=1):
             finished = rundir.is_finished(run.directory)
             console.print(
@@ -123,12 +126,13 @@ def _train(
             except TrainingError as error:
                 failed += 1
                 console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)
-            runs.leave_if_asked()
+            leave_if_asked()
     return failed
 
 
 def _report(over: Over, folder: Path, planned: "Sequence[Planned]") -> None:
-    from neubay.report import page, records, tables
+    from neubay.report.parts import tables
+    from neubay.report.runs import page, records
 
     shown = page.many_runs(records.read_all([run.directory for run in planned]))
     paths = shown.save(folder / "report" / over)

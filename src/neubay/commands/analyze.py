@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from neubay.errors import NeubayError
+from neubay.runs.files import atomic_file, atomic_write_json, read_json
+from neubay.runs.provenance import provenance
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
@@ -40,8 +42,8 @@ def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("an
         data: Other datasets to measure every world on; none for the worlds' own data alone.
         out: Directory to write to.
     """
-    from neubay import analysis
-    from neubay.report.world_figures import uncertainty_figure
+    from neubay.report.studies.world_figures import uncertainty_figure
+    from neubay.studies import analysis
 
     worlds, datasets = _worlds(world), _datasets(data)
     spreads = [
@@ -81,8 +83,8 @@ def compounding(
         seed: Of the draws of trajectories and of imagined states.
         out: Directory to write to.
     """
-    from neubay import analysis
-    from neubay.report.world_figures import compounding_figure
+    from neubay.report.studies.world_figures import compounding_figure
+    from neubay.studies import analysis
 
     _at_least_one("--rollouts", rollouts)
     _at_least_one("--steps", 1 if steps is None else steps)
@@ -132,8 +134,8 @@ def calibration(
         seed: Of that draw.
         out: Directory to write to.
     """
-    from neubay import analysis
-    from neubay.report.world_figures import calibration_figure
+    from neubay.report.studies.world_figures import calibration_figure
+    from neubay.studies import analysis
 
     _at_least_one("--transitions", transitions)
     worlds, datasets = _worlds(((world,),)), _datasets(data)
@@ -166,14 +168,13 @@ def table(
         out: Write the figures behind the tables, condensed, to this JSON file.
         text: Put the tables between the markers of this Markdown file instead of printing them.
     """
-    from neubay import runs
-    from neubay.report import world_tables
+    from neubay.report.studies import world_tables
 
     if not files:
         raise NeubayError("name the JSON files that 'neubay analyze' wrote")
-    condensed = world_tables.condense([runs.read_json(path) for path in files])
+    condensed = world_tables.condense([read_json(path) for path in files])
     if out is not None:
-        runs.atomic_write_json(out, condensed)
+        atomic_write_json(out, condensed)
     tables = world_tables.markdown(condensed)
     if text is None:
         print(tables)
@@ -197,24 +198,24 @@ def runs(
         figure: Draw the runs into this file: of one dataset a line per zeta, of several a panel
             each.
     """
-    from neubay import runs as run_files
-    from neubay import tracking
-    from neubay.report import figures, train_figures, train_tables
+    from neubay.report.parts import figures
+    from neubay.report.studies import train_figures, train_tables
+    from neubay.runs import tracking
 
     if not sources:
         raise NeubayError("name run directories, or a JSON file that --out wrote")
     condensed: list[Any] = []
     for path in sources:
         if path.is_file():
-            condensed += run_files.read_json(path).get("runs", [])
+            condensed += read_json(path).get("runs", [])
             continue
-        about, summary = (run_files.read_json(path / f"{name}.json") for name in ("run", "summary"))
+        about, summary = (read_json(path / f"{name}.json") for name in ("run", "summary"))
         metrics = tracking.read_json_lines(path / "metrics.jsonl")
         condensed.append(
             train_tables.condense(path.resolve().name, about, summary, metrics, _default(about))
         )
     if out is not None:
-        run_files.atomic_write_json(out, {"runs": condensed})
+        atomic_write_json(out, {"runs": condensed})
     if figure is not None:
         figures.save(train_figures.curves_figure(condensed), figure)
     tables = train_tables.markdown(condensed)
@@ -236,14 +237,13 @@ def _default(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put_tables(text: Path, tables: str, begin: str) -> None:
-    from neubay import runs as run_files
-    from neubay.report.tables import into_text
+    from neubay.report.parts.tables import into_text
 
     try:
         old = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NeubayError(f"{text}: cannot be read as text: {error}") from None
-    with run_files.atomic_file(text) as file:
+    with atomic_file(text) as file:
         file.write(into_text(old, tables, begin).encode())
 
 
@@ -274,14 +274,14 @@ def _at_least_one(flag: str, value: int) -> None:
 def _write(
     out: Path, name: str, worlds: dict[str, "FittedWorld"], records: list[Any], figure: Any
 ) -> None:
-    from neubay import analysis, runs
-    from neubay.report import figures
+    from neubay.report.parts import figures
+    from neubay.studies import analysis
 
     document = {
         "worlds": [analysis.note(label, fitted).record() for label, fitted in worlds.items()],
         name: records,
-        "provenance": runs.provenance(),
+        "provenance": provenance(),
     }
     figures.save(figure, out / f"{name}.png")
-    runs.atomic_write_json(out / f"{name}.json", document)
+    atomic_write_json(out / f"{name}.json", document)
     print(f"{out / name}.png and .json written", file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.table import Table
 from neubay.config import Preset
 
 if TYPE_CHECKING:
-    from neubay.tracking import Row
+    from neubay.runs.tracking import Row
 
 # Imports of ours happen inside the commands: `--help` answers at once.
 
@@ -63,9 +63,9 @@ def bandit(
     if theory:
         _theory(console, epsilon, beta, data_size, gamma, out)
         return
-    from neubay import bandit as section_3
     from neubay.commands.display import stopped
     from neubay.config import default_preset
+    from neubay.studies import bandit as section_3
 
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
@@ -100,7 +100,7 @@ def report(
         figures: Format of the figures.
     """
     from neubay.errors import NeubayError
-    from neubay.runs import read_json
+    from neubay.runs.files import read_json
 
     if not summaries:
         raise NeubayError("nothing to report: name the summary.json of one run or more")
@@ -115,7 +115,8 @@ def report(
 
 def _write_report(summaries: Sequence[dict[str, Any]], directory: Path, suffix: str) -> None:
     from neubay.data.files import written_whole
-    from neubay.report import bandit_figures, bandit_tables, figures
+    from neubay.report.parts import figures
+    from neubay.report.studies import bandit_figures, bandit_tables
 
     for name, draw in (
         ("ensemble", bandit_figures.ensemble_figure),
@@ -160,7 +161,7 @@ def _theory(
     console: Console, epsilon: float, beta: float, data_size: int, gamma: float, out: Path | None
 ) -> None:
     from neubay.data.files import written_whole
-    from neubay.theory import TwoWorlds
+    from neubay.studies.theory import TwoWorlds
 
     record = TwoWorlds(epsilon, beta, data_size, gamma).theorem().record()
     table = Table.grid(padding=(0, 3))

@@ -7,6 +7,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from neubay.runs.files import atomic_write_json
+
 Stage = Literal["all", "world", "agent", "imagination", "replay"]
 
 
@@ -22,8 +24,7 @@ def bench(
         json: Write the figures to this file.
         write_docs: Put the tables into this Markdown file, such as docs/benchmarks.md.
     """
-    from neubay import bench as measuring
-    from neubay import runs
+    from neubay.bench import stages as measuring
 
     console = Console(highlight=False)
     stages: list[str] = list(measuring.STAGES) if stage == "all" else [stage]
@@ -38,7 +39,7 @@ def bench(
             table.add_row(*row)
         console.print(table)
     if json is not None:
-        runs.atomic_write_json(json, measured)
+        atomic_write_json(json, measured)
     if write_docs is not None:
         for name in stages:
             measuring.write_markdown(write_docs, name, measuring.markdown(measured, name))

@@ -119,7 +119,7 @@ def info(
         if json is not None:
             _write_json(Path(json), summary.record())
     if png is not None:
-        from neubay.report import figures
+        from neubay.report.parts import figures
 
         figures.save(figures.dataset_figure(summary.record()), png)
 

@@ -18,8 +18,8 @@ from rich.progress import (
 from rich.table import Table
 
 from neubay.config import WorldConfig
-from neubay.runs import Stopped
-from neubay.tracking import Row, Tracker
+from neubay.runs.signals import Stopped
+from neubay.runs.tracking import Row, Tracker
 
 
 class Display:

@@ -9,9 +9,9 @@ import tyro
 from neubay.errors import NeubayError
 
 if TYPE_CHECKING:
-    from neubay.report.document import Picture
-    from neubay.report.records import RunRecord
-    from neubay.report.reel import Reel
+    from neubay.report.parts.document import Picture
+    from neubay.report.runs.records import RunRecord
+    from neubay.report.runs.reel import Reel
 
 # Imports of ours happen inside the commands: `--help` answers at once.
 
@@ -42,7 +42,8 @@ def report(
         out: Where to write; by default report for runs, and nowhere for the paper's tables.
         film: Play an evaluation episode of a single finished run, to show it.
     """
-    from neubay.report import page, records, tables
+    from neubay.report.parts import tables
+    from neubay.report.runs import page, records
 
     if paper is not None:
         if runs:
@@ -77,7 +78,7 @@ def watch(run: Run, /, *, port: int = 8765, host: str = "127.0.0.1", refresh: in
         host: To listen at. Anything but this machine lets others see the run.
         refresh: Seconds after which the page asks for itself again, while the run goes on.
     """
-    from neubay.report import serve
+    from neubay.report.runs import serve
 
     if refresh < 1:
         raise NeubayError(f"--refresh {refresh}: must be at least 1 second")
@@ -91,8 +92,8 @@ def watch(run: Run, /, *, port: int = 8765, host: str = "127.0.0.1", refresh: in
 def _episode(run: "RunRecord") -> tuple["Reel | None", "Picture | None"]:
     """An episode of a finished run as a film, and for a maze where episodes went."""
     from neubay import film
-    from neubay.report import reel, run_figures
-    from neubay.report.document import Picture
+    from neubay.report.parts.document import Picture
+    from neubay.report.runs import reel, run_figures
 
     if run.summary is None:
         return None, None

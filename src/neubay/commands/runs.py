@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from neubay import rundir
 from neubay.errors import RunError
-from neubay.rundir import Run
-from neubay.runs import read_json
+from neubay.runs import rundir
+from neubay.runs.files import read_json
+from neubay.runs.rundir import Run
 
 # Nothing here may import JAX: looking at hundreds of runs takes less time than that.
 

@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from neubay.commands.options import (
-    TrainSettings,
-    Unprefixed,
-    parse,
-    train_defaults,
-)
+from neubay.commands.options import TrainSettings, Unprefixed, parse, train_defaults
 from neubay.config import TrainConfig, default_preset
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
     from neubay.experiment import Result
-    from neubay.tracking import Tracker
+    from neubay.runs.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -51,8 +46,9 @@ def train(arguments: list[str]) -> int:
         description="From a dataset to a scored policy: world, agent, evaluation. A run that was "
         "interrupted goes on where it was when the same command is given again.",
     )
-    from neubay import data, experiment, rundir, tracking, world
+    from neubay import data, experiment, world
     from neubay.commands.display import stopped
+    from neubay.runs import rundir, tracking
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values

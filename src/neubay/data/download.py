@@ -25,7 +25,7 @@ from neubay import __version__
 from neubay.data.archives import open_archive
 from neubay.data.files import cache_directory, written_whole
 from neubay.errors import DatasetError
-from neubay.runs import file_hash
+from neubay.runs.files import file_hash
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Literal
 from neubay import published
 from neubay.errors import NeubayError
 from neubay.published import Column, Table
-from neubay.report.statistics import Sample, best_of, not_worse, shade
-from neubay.report.tables import Cell, Grid, Heading, Row
+from neubay.report.parts.statistics import Sample, best_of, not_worse, shade
+from neubay.report.parts.tables import Cell, Grid, Heading, Row
 
 SEEDS = 6
 """Of the paper's own results. How many its baselines had, it does not say: the same is assumed."""

@@ -10,10 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from neubay import runs
 from neubay.config import WorldConfig, validated
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError, WorldError
+from neubay.runs.files import (
+    atomic_file,
+    atomic_write_json,
+    file_hash,
+    load_arrays,
+    read_json,
+    save_arrays,
+)
 from neubay.world.model import Member, Scaler, World
 
 LAYOUT = 1
@@ -95,8 +102,8 @@ def check_identity(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -
 def save(fitted: FittedWorld, directory: Path) -> None:
     """Write a world directory."""
     world = fitted.world
-    runs.save_arrays(directory / MEMBERS_FILE, world, {"layout": LAYOUT})
-    with runs.atomic_file(directory / UNCERTAINTY_FILE) as file:
+    save_arrays(directory / MEMBERS_FILE, world, {"layout": LAYOUT})
+    with atomic_file(directory / UNCERTAINTY_FILE) as file:
         np.save(file, fitted.data_uncertainty, allow_pickle=False)
     about = {
         "layout": LAYOUT,
@@ -118,12 +125,10 @@ def save(fitted: FittedWorld, directory: Path) -> None:
         },
         "history": [record._asdict() for record in fitted.history],
         "seconds": fitted.seconds,
-        "files": {
-            name: runs.file_hash(directory / name) for name in (MEMBERS_FILE, UNCERTAINTY_FILE)
-        },
+        "files": {name: file_hash(directory / name) for name in (MEMBERS_FILE, UNCERTAINTY_FILE)},
         "provenance": fitted.provenance,
     }
-    runs.atomic_write_json(directory / WORLD_FILE, about)
+    atomic_write_json(directory / WORLD_FILE, about)
 
 
 def is_whole(directory: Path) -> bool:
@@ -139,7 +144,7 @@ def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
         state = "an unfinished world: run its training again" if unfinished else "not a world"
         raise WorldError(f"{directory}: {state} (there is no {WORLD_FILE})")
     try:
-        fitted = _read(directory, runs.read_json(path))
+        fitted = _read(directory, read_json(path))
     except RunError as error:
         raise WorldError(str(error)) from None
     except (KeyError, TypeError, ValueError) as error:
@@ -159,7 +164,7 @@ def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
             "train the world again, or use the version that wrote it"
         )
     for name in (MEMBERS_FILE, UNCERTAINTY_FILE):
-        found, recorded = runs.file_hash(directory / name), about["files"][name]
+        found, recorded = file_hash(directory / name), about["files"][name]
         if found != recorded:
             raise WorldError(
                 f"{directory / name}: SHA-256 {found}, recorded {recorded}; "
@@ -169,7 +174,7 @@ def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
     data = about["dataset"]
     sizes = (data["state_size"], data["action_size"])
     blank = jax.eval_shape(lambda: _blank_world(*sizes, data["reward_only"], config))
-    world, _ = runs.load_arrays(directory / MEMBERS_FILE, blank)
+    world, _ = load_arrays(directory / MEMBERS_FILE, blank)
     with (directory / UNCERTAINTY_FILE).open("rb") as file:
         uncertainty = np.lib.format.read_array(file, allow_pickle=False)
     if uncertainty.shape != (data["transitions"],) or uncertainty.dtype != np.float32:

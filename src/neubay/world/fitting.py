@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from neubay import runs
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError, WorldError
-from neubay.runs import Report
+from neubay.runs.files import load_arrays, read_note, save_arrays
+from neubay.runs.locks import locked
+from neubay.runs.messages import Report, log
+from neubay.runs.provenance import provenance
+from neubay.runs.signals import Stopped, deferred_signals, leave_if_asked
 from neubay.world.fitted import (
     CHECKPOINT_FILE,
     WORLD_FILE,
@@ -84,14 +87,14 @@ def fit(
     *,
     directory: Path | None = None,
     progress: Show | None = None,
-    report: Report = runs.log,
+    report: Report = log,
 ) -> FittedWorld:
     """Train a pool of members on a dataset and keep the best N.
 
     With a `directory`, the fit goes on where an interrupted one left it there, is saved there, and
     is read from there once it is finished; a process that trains there is waited for. `progress`
     may raise KeyboardInterrupt to stop. `report` is told in a sentence what a user should know.
-    `runs.Stopped` is raised where SIGINT or SIGTERM ended it.
+    `Stopped` is raised where SIGINT or SIGTERM ended it.
     """
     show = progress or (lambda _: None)
     wanted = identity(dataset.hash, config, seed)
@@ -100,14 +103,14 @@ def fit(
     if os.path.isfile(directory / WORLD_FILE):
         return _found(directory, wanted)
     try:
-        with runs.deferred_signals(), runs.locked(directory, waiting=report):
+        with deferred_signals(), locked(directory, waiting=report):
             if os.path.isfile(directory / WORLD_FILE):  # by the process that was waited for
                 return _found(directory, wanted)
             checkpoint = Checkpoint(directory / CHECKPOINT_FILE, wanted, report)
             fitted = _fit(dataset, config, seed, checkpoint, show)
             save(fitted, directory)
             checkpoint.remove()
-            runs.leave_if_asked()
+            leave_if_asked()
             return fitted
     except OSError as error:
         raise WorldError(
@@ -126,7 +129,7 @@ def _fit(
     dataset: Dataset, config: WorldConfig, seed: int, checkpoint: "Checkpoint | None", show: Show
 ) -> FittedWorld:
     scaler = _checked_scaler(dataset)
-    with runs.deferred_signals() as signalled:
+    with deferred_signals() as signalled:
         pauses = _Pauses(checkpoint, show, signalled)
         state = _train_pool(dataset, config, seed, scaler, checkpoint, pauses)
         scores = np.asarray(state.best.score)
@@ -147,7 +150,7 @@ def _fit(
         seed=seed,
         dataset_name=dataset.name,
         dataset_hash=dataset.hash,
-        provenance=runs.provenance(),
+        provenance=provenance(),
     )
 
 
@@ -162,7 +165,7 @@ def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
         fitted,
         world=smaller,
         kept=fitted.kept[:members],
-        data_uncertainty=uncertainty_over(smaller, dataset, lambda _: runs.leave_if_asked()),
+        data_uncertainty=uncertainty_over(smaller, dataset, lambda _: leave_if_asked()),
         config=fitted.config.model_copy(update={"members": members}),
     )
 
@@ -243,7 +246,7 @@ class Checkpoint:
         }
         if self.path.exists():
             self.path.replace(self.before)
-        runs.save_arrays(self.path, (joined(state.lanes), state.best), about)
+        save_arrays(self.path, (joined(state.lanes), state.best), about)
 
     def load(
         self, like: tuple[Learner, Snapshots]
@@ -254,8 +257,8 @@ class Checkpoint:
             if not path.exists():
                 continue
             try:
-                check_identity(path, runs.read_note(path).get("identity", {}), self.identity)
-                (learner, best), about = runs.load_arrays(path, like)
+                check_identity(path, read_note(path).get("identity", {}), self.identity)
+                (learner, best), about = load_arrays(path, like)
             except RunError as error:
                 self.report(f"{error}; it is not used")
                 damaged.append(path)
@@ -369,7 +372,7 @@ class _Pauses:
             self._checkpoint.save(state)
             self._saved = time.monotonic()
         if stop:
-            raise runs.Stopped(stop)
+            raise Stopped(stop)
 
 
 def uncertainty_over(

@@ -1,0 +1,438 @@
+"""Pictures of training runs: scores, values, horizons, uncertainty, losses, and runs compared."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from neubay.report.parts.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades, thousands
+from neubay.report.runs.groups import Group, spokesman
+from neubay.report.runs.records import Curves, RunRecord
+
+PALETTE = [COLOURS[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky")]
+_DASHED = (0, (4, 2.5))
+_LINES: tuple[Any, ...] = ("solid", (0, (7, 2)), (0, (7, 2, 1.5, 2)))  # when colours run out
+_SIZE = (5.2, 3.3)
+_WIDE = 10.5
+_BUCKETS = 300  # of a drawn curve: about one for every two pixels
+
+
+class Envelope(NamedTuple):
+    """A curve thinned for drawing: mean, lowest and highest of each bucket of rows."""
+
+    step: Float[np.ndarray, " n"]
+    mean: Float[np.ndarray, " n"]
+    low: Float[np.ndarray, " n"]
+    high: Float[np.ndarray, " n"]
+
+
+def envelope(curves: Curves, name: str, buckets: int = _BUCKETS) -> Envelope:
+    """The finite part of a column in at most `buckets` points that keep its extremes."""
+    step, values = curves["step"], curves.get(name, np.empty(0))
+    step = step[: len(values)]
+    finite = np.isfinite(values)
+    step, values = step[finite], values[finite]
+    first = np.unique(np.linspace(0, len(values), min(buckets, len(values)) + 1).astype(int)[:-1])
+    if not len(first):
+        nothing = np.empty(0)
+        return Envelope(nothing, nothing, nothing, nothing)
+    sizes = np.diff([*first, len(values)])
+    return Envelope(
+        step[first + sizes - 1],
+        np.add.reduceat(values, first) / sizes,
+        np.minimum.reduceat(values, first),
+        np.maximum.reduceat(values, first),
+    )
+
+
+# --- One run -------------------------------------------------------------------------------------
+
+
+def score_figure(run: RunRecord) -> Figure:
+    """Score over time with its spread over episodes, and the data's own as a line."""
+    with style.context(STYLE):
+        figure, axes = _single("Score" if run.scored else "Return")
+        column = run.evaluations.get(run.measure, np.empty(0))
+        steps = run.evaluations["step"][: len(column)]
+        spread = run.evaluations.get("score_std" if run.scored else "return_std")
+        if spread is not None:
+            low, high = column - spread, column + spread
+            axes.fill_between(steps, low, high, color=PALETTE[0], alpha=0.16, linewidth=0)
+        axes.plot(steps, column, color=PALETTE[0], marker="o", markersize=4)
+        _data_line(axes, run)
+        _end_label(axes, steps, column, PALETTE[0])
+        _finish(axes, run.steps, "mean ± std over episodes")
+    return figure
+
+
+def value_figure(run: RunRecord) -> Figure:
+    """Q on the data against the discounted return that episodes really pay."""
+    with style.context(STYLE):
+        figure, axes = _single("Promised and paid")
+        promised = envelope(run.train, "q_data")
+        axes.fill_between(
+            promised.step, promised.low, promised.high, color=PALETTE[1], alpha=0.2, linewidth=0
+        )
+        axes.plot(promised.step, promised.mean, color=PALETTE[1], label="Q on the data")
+        for name, label, how in (
+            ("q_start", "Q at episode starts", {"linestyle": _DASHED, "color": PALETTE[1]}),
+            ("discounted_mean", "paid", {"marker": "o", "markersize": 4, "color": PALETTE[0]}),
+        ):
+            column = run.evaluations.get(name, np.empty(0))
+            if len(column):
+                steps = run.evaluations["step"][: len(column)]
+                axes.plot(steps, column, label=label, **how)
+        _shared_legend(figure, [axes])
+        _finish(axes, run.steps, "value")
+    return figure
+
+
+def horizon_figure(run: RunRecord) -> Figure:
+    """How far imagination went: median, interquartile band and longest rollout."""
+    with style.context(STYLE):
+        figure, axes = _single("Rollout horizons")
+        draw_horizons(axes, run.train, PALETTE[0], "median and quartiles")
+        longest = envelope(run.train, "horizon_max")
+        axes.plot(
+            longest.step,
+            longest.mean,
+            color=MUTED,
+            linewidth=1.2,
+            linestyle=_DASHED,
+            label="longest",
+        )
+        _shared_legend(figure, [axes])
+        _log2(axes)
+        _finish(axes, run.steps, "imagined steps")
+    return figure
+
+
+def draw_horizons(axes: Axes, curves: Curves, colour: str, label: str) -> None:
+    """Median and quartiles of the rollouts' lengths; a rollout of no step counts as half of one."""
+    quartiles = [envelope(curves, f"horizon_p{percent}") for percent in (25, 50, 75)]
+    low, middle, high = (np.maximum(curve.mean, 0.5) for curve in quartiles)
+    axes.fill_between(quartiles[1].step, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(quartiles[1].step, middle, color=colour, label=label)
+
+
+def uncertainty_figure(run: RunRecord) -> Figure | None:
+    """Distribution of the posterior's uncertainty over the data, and where rollouts are cut."""
+    values, zeta = run.uncertainty, run.config["rollout"]["zeta"]
+    if values is None or values[-1] <= 0:
+        return None
+    share = np.arange(1, len(values) + 1) / len(values)
+    shown = np.unique(
+        np.concatenate(
+            [  # both tails in full, the middle thinned
+                np.linspace(0, len(values) - 1, _BUCKETS).astype(int),
+                len(values) - np.unique(np.geomspace(1, len(values), _BUCKETS).astype(int)),
+            ]
+        )
+    )
+    with style.context(STYLE):
+        figure, axes = _single("Uncertainty over the data")
+        axes.plot(values[shown], share[shown], color=PALETTE[0])
+        axes.set_xscale("log")
+        if zeta is not None:
+            cut = float(np.quantile(values, zeta))
+            axes.axvline(cut, color=PALETTE[3], linewidth=1.4)
+            axes.annotate(
+                f"U(ζ = {zeta:g}) = {cut:.3g}",
+                (cut, 0.06),
+                xycoords=("data", "axes fraction"),
+                xytext=(-6, 0),
+                textcoords="offset points",
+                ha="right",
+                color=PALETTE[3],
+            )
+        axes.set_ylim(0, 1.02)
+        plain_decades(axes, "x")
+        axes.set_xlabel("U(s, a), in standard deviations of the data")
+        axes.set_ylabel("share of the data below")
+    return figure
+
+
+def loss_figure(run: RunRecord) -> Figure:
+    """The learner's loss, and beside it the entropy of its policy or how often it explores."""
+    titles = {
+        "critic_loss": "Critic loss",
+        "squared_error": "Squared error of actions",
+        "actor_loss": "Actor loss",
+        "entropy": "Entropy of the policy",
+        "epsilon": "Share of random actions",
+    }
+    shown = [name for name in titles if np.isfinite(run.train.get(name, np.empty(0))).any()]
+    chosen = shown[:1] + [name for name in ("entropy", "epsilon") if name in shown[1:]][:1]
+    with style.context(STYLE):
+        figure = Figure(figsize=_SIZE)
+        panels = figure.subplots(1, max(len(chosen), 1), squeeze=False)[0]
+        for axes, name in zip(panels, chosen, strict=False):
+            curve = envelope(run.train, name)
+            axes.fill_between(
+                curve.step, curve.low, curve.high, color=PALETTE[0], alpha=0.2, linewidth=0
+            )
+            axes.plot(curve.step, curve.mean, color=PALETTE[0], linewidth=1.3)
+            if name in ("critic_loss", "squared_error") and np.all(curve.low > 0):
+                axes.set_yscale("log")
+                plain_decades(axes, "y")
+            axes.set_title(titles[name])
+            _finish(axes, run.steps, "", ticks=3)
+    return figure
+
+
+# --- Many runs -----------------------------------------------------------------------------------
+
+
+Look = dict[str, Any]
+"""Colour and line of a group, the same in every figure of a report."""
+
+LOOKS: tuple[Look, ...] = tuple(
+    {"color": colour, "linestyle": line} for line in _LINES for colour in PALETTE
+)
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """A look for each group, in order."""
+    return {label: LOOKS[number % len(LOOKS)] for number, label in enumerate(labels)}
+
+
+def curves_figure(
+    panels: Mapping[str, Mapping[str, Group]], of_groups: Mapping[str, Look]
+) -> Figure:
+    """Learning curves: a panel per dataset, a line per value of a setting with its seeds' range."""
+    across = min(len(panels), 3)
+    down = -(-len(panels) // across)
+    with style.context(STYLE):
+        width = _SIZE[0] if across == 1 else _WIDE
+        figure = Figure(figsize=(width, (3.3 if across < 3 else 2.9) * down + 0.5))
+        grid = figure.subplots(down, across, squeeze=False).ravel()
+        of_values = _looks_of_values(panels, of_groups)
+        for axes, (dataset, groups) in zip(grid, panels.items(), strict=False):
+            runs = [run for group in groups.values() for run in group.runs]
+            first = spokesman(runs)
+            for label, group in groups.items():
+                _seeds_line(axes, group.runs, first.measure, label, of_values[label])
+            _data_line(axes, first)
+            axes.set_title(dataset, parse_math=False)
+            _finish(axes, max(run.steps for run in runs), first.unit)
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        _shared_legend(figure, list(grid[: len(panels)]))
+    return figure
+
+
+def _looks_of_values(
+    panels: Mapping[str, Mapping[str, Group]], of_groups: Mapping[str, Look]
+) -> dict[str, Look]:
+    """Each value looks as its group does elsewhere; another look where two would be the same, as
+    where the main setting has another value on another dataset."""
+    chosen: dict[str, Look] = {}
+    for groups in panels.values():
+        for value, group in groups.items():
+            wanted = [of_groups[group.label], *LOOKS]
+            free = (look for look in wanted if look not in chosen.values())
+            chosen.setdefault(value, next(free, LOOKS[0]))
+    return chosen
+
+
+def overview_figure(
+    groups: Mapping[str, Sequence[RunRecord]], of_groups: Mapping[str, Look]
+) -> Figure:
+    """The paper's figure of what matters: score, Q on the data and horizons, a line per group."""
+    everyone = [run for runs in groups.values() for run in runs]
+    first = spokesman(everyone)
+    with style.context(STYLE):
+        figure = Figure(figsize=(_WIDE, 3.5))
+        score, value, horizon = figure.subplots(1, 3)
+        for label, runs in groups.items():
+            look = of_groups[label]
+            _seeds_line(score, runs, first.measure, label, look)
+            _seeds_line(value, runs, "q_data", label, look)
+            paid = look | {"linestyle": (0, (1.5, 1.5))}
+            _seeds_line(value, runs, "discounted_mean", "_", paid)
+            _seeds_horizons(horizon, runs, label, look)
+        _data_line(score, first)
+        steps = max(run.steps for run in everyone)
+        for axes, title in (
+            (score, "Score" if first.scored else "Return"),
+            (value, "Q on the data (dotted: paid)"),
+            (horizon, "Horizon: median, quartiles"),
+        ):
+            axes.set_title(title)
+            _finish(axes, steps, "", ticks=3)
+        _log2(horizon)
+        _shared_legend(figure, [score, value, horizon])
+    return figure
+
+
+def interval_figure(
+    groups: Mapping[str, tuple[float, float, float]],
+    of_groups: Mapping[str, Look],
+    unit: str,
+    title: str,
+) -> Figure:
+    """Interquartile means with their intervals, one below the other."""
+    with style.context(STYLE):
+        figure = Figure(figsize=(_WIDE, 0.9 + 0.3 * len(groups)))
+        axes = figure.subplots()
+        for place, (label, (middle, low, high)) in enumerate(groups.items()):
+            colour = of_groups[label]["color"]
+            axes.plot([low, high], [place, place], color=colour, linewidth=6, alpha=0.35)
+            axes.plot(middle, place, "o", color=colour)
+        axes.set_yticks(range(len(groups)), list(groups), parse_math=False)
+        axes.invert_yaxis()
+        axes.margins(y=0.3 / len(groups) + 0.1)
+        axes.grid(axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(unit)
+        axes.set_title(title)
+    return figure
+
+
+def shared_steps(
+    runs: Sequence[RunRecord], name: str
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "seeds n"]]:
+    """A column of several runs on common steps: those that every run has reached."""
+    source = "evaluations" if any(name in run.evaluations for run in runs) else "train"
+    columns = [envelope(getattr(run, source), name) for run in runs]
+    columns = [curve for curve in columns if len(curve.step)]
+    if not columns:
+        return np.empty(0), np.empty((0, 0))
+    longest = max(columns, key=lambda curve: len(curve.step)).step
+    end, begin = min(c.step[-1] for c in columns), max(c.step[0] for c in columns)
+    steps = longest[(longest >= begin) & (longest <= end)]
+    return steps, np.stack([np.interp(steps, c.step, c.mean) for c in columns])
+
+
+def maze_figure(
+    maze: Sequence[str],
+    cell: float,
+    paths: Sequence[Float[np.ndarray, "_ 2"]],
+    goals: Float[np.ndarray, "episodes 2"],
+) -> Figure:
+    """Where evaluation episodes went, seen from above: walls, paths, their ends, the goals."""
+    rows, columns = len(maze), len(maze[0])
+    with style.context(STYLE):
+        figure = Figure(figsize=(_SIZE[0], 0.8 + (_SIZE[0] - 0.2) * rows / columns))
+        axes = figure.subplots()
+        for row, line in enumerate(maze):
+            for column, letter in enumerate(line):
+                if letter == "#":  # the start cell (1, 1) is centred at the origin
+                    corner = (cell * (column - 1.5), cell * (row - 1.5))
+                    axes.add_patch(Rectangle(corner, cell, cell, facecolor=FAINT, edgecolor=FAINT))
+        for path in paths:
+            axes.plot(path[:, 0], path[:, 1], color=PALETTE[3], linewidth=1, alpha=0.45)
+        ends = np.array([path[-1] for path in paths])
+        axes.plot(ends[:, 0], ends[:, 1], "o", color=PALETTE[0], markersize=4, label="ends")
+        axes.plot(goals[:, 0], goals[:, 1], "*", color=PALETTE[2], markersize=9, label="goals")
+        axes.plot(0, 0, "s", color=INK, markersize=6, label="start")
+        axes.set_aspect("equal")
+        axes.set_xlim(-1.5 * cell, (columns - 1.5) * cell)
+        axes.set_ylim((rows - 1.5) * cell, -1.5 * cell)  # rows run downwards, as in the maze's text
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        axes.set_title("Where episodes went")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        _shared_legend(figure, [axes])
+    return figure
+
+
+# --- Parts ---------------------------------------------------------------------------------------
+
+
+def _single(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=_SIZE)
+    axes = figure.subplots()
+    axes.set_title(title)
+    return figure, axes
+
+
+def _seeds_line(axes: Axes, runs: Sequence[RunRecord], name: str, label: str, look: Look) -> None:
+    steps, values = shared_steps(runs, name)
+    if not len(steps):
+        return
+    axes.plot(steps, values.mean(axis=0), label=label, **look)
+    if len(values) > 1:
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(steps, low, high, color=look["color"], alpha=0.14, linewidth=0)
+
+
+def _seeds_horizons(axes: Axes, runs: Sequence[RunRecord], label: str, look: Look) -> None:
+    """The mean over seeds of each quartile."""
+    quartiles = [shared_steps(runs, f"horizon_p{percent}") for percent in (25, 50, 75)]
+    if len(quartiles[1][0]):
+        low, middle, high = (np.maximum(values.mean(axis=0), 0.5) for _, values in quartiles)
+        steps = quartiles[1][0]
+        axes.fill_between(steps, low, high, color=look["color"], alpha=0.18, linewidth=0)
+        axes.plot(steps, middle, label=label, **look)
+
+
+def _data_line(axes: Axes, run: RunRecord) -> None:
+    level = run.data_result
+    if level is None:
+        return
+    axes.axhline(level, color=INK, linewidth=1.1, linestyle=_DASHED)
+    axes.annotate(
+        f"the data: {level:,.1f}",
+        (0.99, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=8.5,
+    )
+
+
+def _end_label(
+    axes: Axes, steps: Float[np.ndarray, " n"], values: Float[np.ndarray, " n"], colour: str
+) -> None:
+    if len(values):
+        axes.annotate(
+            f"{values[-1]:,.1f}",
+            (steps[-1], values[-1]),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="right",
+            fontweight="bold",
+            color=colour,
+        )
+
+
+def _finish(axes: Axes, steps: int, label: str, ticks: int = 5) -> None:
+    axes.set_xlim(0, max(steps, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
+    axes.set_xlabel("gradient steps")
+    axes.set_ylabel(label)
+
+
+def _log2(axes: Axes) -> None:
+    """Powers of two, as many as there is room for."""
+    axes.set_yscale("log", base=2)
+    low, high = axes.get_ylim()
+    powers = range(int(np.floor(np.log2(max(low, 0.5)))), int(np.ceil(np.log2(max(high, 2)))) + 1)
+    every = -(-len(powers) // 8)
+    axes.yaxis.set_major_locator(FixedLocator([2.0**power for power in powers[::every]]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylim(low, high)
+
+
+def _shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    shown: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    longest = max((len(label) for label in shown), default=1)
+    room = 16 * figure.get_figwidth() / (longest + 6)  # in letters of an inch
+    columns = max(1, min(len(shown), 5, int(room)))
+    figure.legend(shown.values(), shown.keys(), loc="outside lower left", ncols=columns)

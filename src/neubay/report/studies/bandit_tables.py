@@ -1,0 +1,101 @@
+"""Tables in Markdown of what `neubay bandit` found, from its summaries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from neubay.report.parts.tables import plain_markdown
+
+Summary = dict[str, Any]
+
+# What must show: of the Bayesian agent's mean return per pull, by p1; of the ratio U(1) / U(0).
+CLAIMS = {"0.99": 0.9, "0.7": 0.6, "0.3": 0.42, "0.01": 0.42}
+LEAST_RATIO = 5.0
+STAYS = 0.02  # by how much "0.5 everywhere" may be missed
+
+
+def tables(summaries: Sequence[Summary]) -> str:
+    """All tables, each under its heading."""
+    parts = {
+        "What must show": claims_table(summaries),
+        "The ensemble": uncertainty_table(summaries),
+        "Return per pull, with the exact optimum of that lambda in parentheses": returns_table(
+            summaries
+        ),
+    }
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items()) + "\n"
+
+
+def uncertainty_table(summaries: Sequence[Summary]) -> str:
+    """The ensemble's opinion of the two arms."""
+    rows = [
+        [
+            str(summary["seed"]),
+            f"{summary['data_mean_reward']:.3f}",
+            *(f"{np.mean(summary['ensemble_means'], axis=0)[arm]:.3f}" for arm in (0, 1)),
+            *(f"{summary['uncertainty'][arm]:.4f}" for arm in ("0", "1")),
+            f"{summary['uncertainty_ratio']:.1f}",
+        ]
+        for summary in summaries
+    ]
+    head = ["seed", "mean reward of the data", "mean p0", "mean p1", "U(0)", "U(1)", "U(1) / U(0)"]
+    return plain_markdown(head, rows)
+
+
+def returns_table(summaries: Sequence[Summary]) -> str:
+    """Mean return per pull of every agent in every test bandit, the exact optimum beside it."""
+    bandits = [f"{p1:g}" for p1 in summaries[0]["test_p1"]]
+    rows = []
+    for name in summaries[0]["agents"]:
+        for summary in summaries:
+            agent = summary["agents"][name]
+            cells = [
+                f"{agent['bandits'][p1]['mean_return']:.3f} "
+                f"({agent['bandits'][p1]['optimal_return']:.3f})"
+                for p1 in bandits
+            ]
+            posterior = agent["posterior"]
+            cells.append(f"{posterior['mean_return']:.3f} ({posterior['optimal_return']:.3f})")
+            rows.append([name, str(summary["seed"]), *cells])
+    head = ["lambda", "seed", *(f"p1 = {p1}" for p1 in bandits), "under the posterior"]
+    return plain_markdown(head, rows)
+
+
+def claims_table(summaries: Sequence[Summary]) -> str:
+    """What Section 3 says, and whether each seed shows it."""
+    rows = [
+        _claim(
+            f"U(1) / U(0) at least {LEAST_RATIO:g}",
+            [summary["uncertainty_ratio"] for summary in summaries],
+            [summary["uncertainty_ratio"] >= LEAST_RATIO for summary in summaries],
+        )
+    ]
+    for p1, least in CLAIMS.items():
+        values = [summary["mean_return"]["0"][p1] for summary in summaries]
+        rows.append(
+            _claim(
+                f"lambda = 0, p1 = {p1}: at least {least:g}",
+                values,
+                [value >= least for value in values],
+            )
+        )
+    heaviest = list(summaries[0]["mean_return"])[-1]
+    furthest = [
+        max(summary["mean_return"][heaviest].values(), key=lambda value: abs(value - 0.5))
+        for summary in summaries
+    ]
+    rows.append(
+        _claim(
+            f"lambda = {heaviest}: 0.5 everywhere (furthest of the five)",
+            furthest,
+            [abs(value - 0.5) <= STAYS for value in furthest],
+        )
+    )
+    seeds = [f"seed {summary['seed']}" for summary in summaries]
+    return plain_markdown(["what must show", *seeds, "holds"], rows)
+
+
+def _claim(text: str, values: list[float], holds: list[bool]) -> list[str]:
+    verdict = "yes" if all(holds) else f"{sum(holds)} of {len(holds)}"
+    return [text, *(f"{value:.3f}" for value in values), verdict]

@@ -1,0 +1,246 @@
+"""The run directory: what it holds, whose it is, and who may go on with it.
+
+    run.json        what was asked: settings as resolved, data, task, versions, command
+    lock            held by the process that works in it
+    world.json      the world that was used: where it is, and the hash of its weights
+    metrics.jsonl   one row per device call of updates, one per evaluation
+    checkpoints/    the last moments of the training, and the best agent (`checkpoints.py`)
+    policy.npz      the trained policy
+    summary.json    the result; written last: where it is, the run is finished
+
+A run of `neubay bandit` has run.json, lock and summary.json likewise, its world in `world/` and a
+run directory per agent. No JAX here: looking at runs is instant.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+from neubay.errors import RunError
+from neubay.runs.files import atomic_write_json, read_json
+from neubay.runs.locks import LOCK_FILE, lock_holder, locked
+
+LAYOUT = 2
+"""Version of the run directory. 1 had no checkpoints; its finished runs are read all the same."""
+RUN_FILE = "run.json"
+SUMMARY_FILE = "summary.json"
+METRICS_FILE = "metrics.jsonl"
+POLICY_FILE = "policy.npz"
+WORLD_FILE = "world.json"
+CHECKPOINTS = "checkpoints"
+_IDENTITY = ("kind", "task", "dataset.hash", "variant", "config")
+
+
+@contextlib.contextmanager
+def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hold a run directory while the block works in it.
+
+    A new one gets `asked` as its run.json; one of the same run is gone on with; anything else is
+    refused untouched. Gives what is in run.json.
+    """
+    asked = {"layout": LAYOUT} | asked
+    _refuse_foreign(directory)
+    with locked(directory):
+        found = directory / RUN_FILE
+        try:
+            if found.exists():
+                begun = read_json(found)
+                _check_layout(directory, begun)
+                _check_identity(directory, begun, asked)
+            else:
+                atomic_write_json(found, asked)
+                begun = asked
+            yield begun
+        except OSError as error:
+            raise RunError(
+                f"{directory}: cannot be written: {error.strerror or error}. What was saved before "
+                "is untouched; give the same command to go on once that is mended"
+            ) from error
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Refuse a folder with something in it that is not a run."""
+    if not os.path.lexists(directory) or is_run(directory):
+        return
+    try:
+        foreign = any(not _is_litter(path) for path in directory.iterdir())
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be read: {error.strerror}") from None
+    if foreign:
+        raise RunError(
+            f"{directory} exists, is not empty and is not a run: nothing in it is overwritten; "
+            "choose another --out, or remove it"
+        )
+
+
+def _is_litter(path: Path) -> bool:
+    """What a kill at the very beginning leaves."""
+    return path.name == LOCK_FILE or path.name.endswith(".partial")
+
+
+def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
+    layout = begun.get("layout")
+    if layout == LAYOUT or (layout == 1 and is_finished(directory)):
+        return
+    if layout == 1:
+        raise RunError(
+            f"{directory}: an unfinished run of layout 1, which kept no checkpoints: there is "
+            "nothing to go on from; choose another --out, or remove it"
+        )
+    raise RunError(
+        f"{directory}: a run of layout {layout}, this version of neubay reads 1 and {LAYOUT}; "
+        "use the version that wrote it, or choose another --out"
+    )
+
+
+def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to go on with another run, and say how it differs."""
+    old, new = {"kind": "train"} | flat(begun), {"kind": "train"} | flat(asked)
+    for name in sorted(old.keys() | new.keys()):
+        if not name.startswith(_IDENTITY) or old.get(name) == new.get(name):
+            continue
+        if name == "variant" and not (name in old and name in new):  # a call that did not say
+            continue
+        what = {
+            "dataset.hash": "The data changed under the run, or it is other data: use the same, ",
+        }.get(name, "Give the same settings to go on, ")
+        raise RunError(
+            f"{directory}: of another run: its {name.removeprefix('config.')} is "
+            f"{old.get(name, 'not set')}, asked for is {new.get(name, 'not set')}. "
+            f"{what}or choose another --out"
+        )
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            leaves |= flat(value, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return leaves
+
+
+def is_finished(directory: Path) -> bool:
+    """The run has its result."""
+    return os.path.isfile(directory / SUMMARY_FILE)
+
+
+def moments(checkpoints: Path) -> list[Path]:
+    """The checkpoints in a folder of them, oldest first; their names are STEP-GATHERINGS."""
+    with contextlib.suppress(OSError):  # none yet, or none that can be read
+        names = [name for name in os.listdir(checkpoints) if re.fullmatch(r"\d+-\d+", name)]
+        return [checkpoints / name for name in sorted(names)]
+    return []
+
+
+# --- Looking at runs -----------------------------------------------------------------------------
+
+State = Literal["finished", "running", "unfinished", "damaged"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory as far as its small files tell."""
+
+    directory: Path
+    state: State
+    about: dict[str, Any]
+    """run.json."""
+    summary: dict[str, Any]
+    """summary.json, empty while the run is not finished."""
+    step: int
+    """Gradient steps of the last checkpoint."""
+    problem: str = ""
+    """What is damaged."""
+    holder: str | None = None
+    """The process that works in it."""
+
+
+def look(directory: Path) -> Run:
+    """A run directory; what is damaged in it is said and raises nothing."""
+    about: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    step = max(
+        (int(path.name.split("-")[0]) for path in moments(directory / CHECKPOINTS)), default=0
+    )
+    try:
+        about = _sound(directory / RUN_FILE)
+        if is_finished(directory):
+            summary = read_json(directory / SUMMARY_FILE)
+    except RunError as error:
+        return Run(directory, "damaged", about, summary, step, str(error))
+    if summary:
+        return Run(directory, "finished", about, summary, step)
+    holder = lock_holder(directory)
+    return Run(directory, "running" if holder else "unfinished", about, {}, step, holder=holder)
+
+
+def _sound(path: Path) -> dict[str, Any]:
+    """A run.json whose parts are of the kinds that those who look at runs rely on."""
+    about = read_json(path)
+    config = about.get("config", {})
+    parts = {"config": config, "dataset": about.get("dataset", {})}
+    parts["provenance"] = about.get("provenance", {})
+    parts["config.agent"] = config.get("agent", {}) if isinstance(config, dict) else {}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise RunError(f"{path}: '{name}' is no object; the file is damaged")
+    if not isinstance(parts["config.agent"].get("steps", 0), int):
+        raise RunError(f"{path}: 'config.agent.steps' is no whole number; the file is damaged")
+    return about
+
+
+def find(folder: Path) -> list[Run]:
+    """The runs in a folder, or the one that it is; those inside of runs are theirs."""
+    if is_run(folder):
+        return [look(folder)]
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; runs are in 'runs' unless --out said otherwise")
+    found: list[Run] = []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if fnmatch(entry.name, _REMOVED.format("*")):
+            continue
+        if entry.is_dir(follow_symlinks=False) and is_run(Path(entry.path)):
+            found.append(look(Path(entry.path)))
+    return found
+
+
+def is_run(directory: Path) -> bool:
+    """There is a run.json."""
+    return os.path.isfile(directory / RUN_FILE)
+
+
+_REMOVED = ".{}.removed"
+
+
+def remove(directory: Path) -> None:
+    """Delete a run directory that nobody works in: whole, or not at all for those who look at runs.
+
+    What an interrupted removal in the same folder left goes too.
+    """
+    if directory.is_symlink() or not is_run(directory):
+        raise RunError(f"{directory}: not a run directory (there is no {RUN_FILE}); not removed")
+    directory = directory.resolve()
+    for leftover in directory.parent.glob(_REMOVED.format("*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    hidden = directory.with_name(_REMOVED.format(directory.name))
+    with locked(directory):
+        try:
+            directory.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            where = hidden if hidden.exists() else directory
+            raise RunError(f"{where}: cannot be removed: {error.strerror}") from None
+
+
+def size(directory: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file())

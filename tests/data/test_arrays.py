@@ -1,0 +1,256 @@
+"""Flat arrays become a tape: against a slow restatement, and in every way to get it wrong."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.data_checks import Log, check_invariants, make_log, small_task
+from neubay.data import Dataset
+from neubay.errors import DatasetError, TaskError
+from neubay.tasks import ContinuousActions, DiscreteActions, Task
+
+
+def tape_by_hand(
+    log: Log, *, successors: bool, timeouts: bool, task: Task
+) -> list[tuple[list[np.ndarray], list[np.ndarray], list[float], list[bool]]]:
+    """Episode by episode, row by row: states (L + 1), actions, rewards and terminals (L)."""
+    episodes: list[list[int]] = [[]]
+    for i in range(len(log.states)):
+        episodes[-1].append(i)
+        ends = bool(log.terminals[i]) and not task.split_by_timeouts_only
+        if timeouts:
+            ends |= bool(log.timeouts[i])
+        else:
+            ends |= len(episodes[-1]) == task.horizon
+        if i + 1 < len(log.states):
+            if successors:
+                ends |= not np.array_equal(log.next_states[i], log.states[i + 1])
+            if ends:
+                episodes.append([])
+    result = []
+    for rows in episodes:
+        steps = rows if successors else rows[:-1]
+        if not steps:
+            continue
+        states = [log.states[i] for i in rows]
+        if successors:
+            states.append(log.next_states[rows[-1]])
+        result.append(
+            (
+                states,
+                [log.actions[i] for i in steps],
+                [float(log.rewards[i] + np.float32(task.reward_shift)) for i in steps],
+                [bool(log.terminals[i]) for i in steps],
+            )
+        )
+    return result
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """Random walks with flags and jumps anywhere, also where they contradict each other."""
+    rows = draw(st.integers(1, 40))
+    log = make_log([rows], seed=draw(st.integers(0, 99)))
+    flags = st.lists(st.booleans(), min_size=rows, max_size=rows)
+    rare = st.lists(st.integers(0, rows - 1), max_size=4)
+    log.terminals = np.array(draw(flags)) if draw(st.booleans()) else np.zeros(rows, bool)
+    log.timeouts = np.zeros(rows, bool)
+    log.timeouts[draw(rare)] = True
+    log.next_states[draw(rare)] += 1
+    return log
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    log=logs(),
+    successors=st.booleans(),
+    timeouts=st.booleans(),
+    horizon=st.integers(1, 12),
+    by_timeouts_only=st.booleans(),
+    block_rows=st.integers(1, 9),
+    long_run=st.sampled_from([0, 10**6]),
+)
+def test_tape_is_what_it_is_by_hand(
+    log: Log,
+    successors: bool,
+    timeouts: bool,
+    horizon: int,
+    by_timeouts_only: bool,
+    block_rows: int,
+    long_run: int,
+) -> None:
+    task = small_task(
+        log, horizon=horizon, split_by_timeouts_only=by_timeouts_only, reward_shift=-1.0
+    )
+    arrays = log.arrays(successors=successors, timeouts=timeouts)
+    expected = tape_by_hand(log, successors=successors, timeouts=timeouts, task=task)
+    with (
+        mock.patch("neubay.data.rows.BLOCK_ROWS", block_rows),
+        mock.patch("neubay.data.layout.LONG_RUN", long_run),
+    ):
+        if not expected:
+            with pytest.raises(DatasetError, match="no step with a successor"):
+                Dataset.from_arrays(**arrays, task=task)
+            return
+        dataset = Dataset.from_arrays(**arrays, task=task)
+    check_invariants(dataset)
+    tape = dataset.tape
+    first, length = dataset.bounds
+    assert length.tolist() == [len(actions) for _, actions, _, _ in expected]
+    for begin, steps, (states, actions, rewards, terminals) in zip(
+        first, length, expected, strict=True
+    ):
+        end = begin + steps
+        np.testing.assert_array_equal(tape.state[begin : end + 1], np.array(states))
+        np.testing.assert_array_equal(tape.action[begin:end], np.array(actions))
+        assert tape.reward[begin:end].tolist() == rewards
+        assert tape.terminated[begin:end].tolist() == terminals
+
+
+def test_rounding_of_successors_is_no_jump() -> None:
+    log = make_log([20])
+    log.next_states *= np.float32(1 + 1e-6)
+    assert Dataset.from_arrays(**log.arrays(timeouts=False)).episodes == 1
+
+
+def test_without_a_task_sizes_and_horizon_come_from_the_data() -> None:
+    dataset = Dataset.from_arrays(**make_log([5, 9, 2]).arrays(), name="mine")
+    task = dataset.task
+    assert (task.name, task.state_size, task.actions.size, task.horizon) == ("mine", 3, 2, 9)
+    assert task.make_env is None
+    assert task.termination is None
+    assert task.reference is None
+    assert dataset.published is None
+
+
+def test_lists_and_columns_of_one_are_taken() -> None:
+    log = make_log()
+    plain = Dataset.from_arrays(**log.arrays())
+    listed = Dataset.from_arrays(**{key: values.tolist() for key, values in log.arrays().items()})
+    columns = log.arrays()
+    for key in ("rewards", "terminals", "timeouts"):
+        columns[key] = columns[key][:, None].astype(np.float64)
+    assert plain.hash == listed.hash == Dataset.from_arrays(**columns).hash
+
+
+def test_one_dimensional_floats_are_one_action() -> None:
+    log = make_log(action_size=1)
+    dataset = Dataset.from_arrays(**{**log.arrays(), "actions": log.actions[:, 0]})
+    assert isinstance(dataset.task.actions, ContinuousActions)
+    assert dataset.hash == Dataset.from_arrays(**log.arrays()).hash
+
+
+def test_integers_are_discrete_actions() -> None:
+    log = make_log()
+    numbers = np.arange(len(log.actions)) % 4
+    dataset = Dataset.from_arrays(**{**log.arrays(), "actions": numbers})
+    assert dataset.task.actions == DiscreteActions(n=4)
+    steps = np.setdiff1d(np.arange(len(dataset.tape.start)), np.add(*dataset.bounds))
+    np.testing.assert_array_equal(np.argmax(dataset.tape.action[steps], axis=1), numbers)
+    check_invariants(dataset)
+
+
+def test_actions_are_scaled_from_bounds_and_back() -> None:
+    log = make_log()
+    low, high = np.array([-2.0, 0.0]), np.array([2.0, 10.0])
+    actions = np.float32(low + (log.actions + 1) / 2 * (high - low))
+    dataset = Dataset.from_arrays(**{**log.arrays(), "actions": actions}, action_bounds=(low, high))
+    steps = np.setdiff1d(np.arange(len(dataset.tape.start)), np.add(*dataset.bounds))
+    np.testing.assert_allclose(dataset.tape.action[steps], log.actions, atol=1e-6)
+    back = dataset.task.from_unit(dataset.tape.action[steps])
+    np.testing.assert_allclose(back, actions, atol=1e-5)
+
+
+def test_a_hair_beyond_the_bounds_is_clipped() -> None:
+    log = make_log()
+    log.actions[3, 0] = 1.00001
+    dataset = Dataset.from_arrays(**log.arrays())
+    assert dataset.tape.action.max() == 1
+
+
+def test_task_by_name_and_unknown_name() -> None:
+    log = make_log(state_size=11, action_size=3)
+    assert Dataset.from_arrays(**log.arrays(), task="d4rl/hopper").task.horizon == 1000
+    with pytest.raises(TaskError, match="d4rl/hopper"):
+        Dataset.from_arrays(**log.arrays(), task="d4rl/hoper")
+
+
+def test_the_tape_cannot_be_changed() -> None:
+    dataset = Dataset.from_arrays(**make_log().arrays())
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.tape.state[0] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"states": np.zeros(20)}, r"'states': has shape \(20,\)"),
+        ({"states": np.zeros((20, 0))}, "'states': has shape"),
+        ({"states": np.full((20, 3), "x")}, "'states': holds text"),
+        ({"states": np.zeros((20, 3), complex)}, "complex"),
+        ({"states": [[1, 2], [3]]}, "'states' is not an array"),
+        ({"states": np.array([None] * 20)}, "'states': holds objects"),
+        ({"actions": np.zeros((19, 2))}, "'actions': has 19 rows where 'states' has 20"),
+        ({"actions": np.full((20, 2), 1.5)}, r"'actions' row 0: holds 1.5, outside .*\[-1, 1\]"),
+        ({"actions": np.full(20, -1)}, "'actions' row 0: is -1"),
+        ({"actions": np.full(20, 10**6)}, "'actions' row 0: is 1000000"),
+        ({"rewards": np.full(20, np.nan)}, "'rewards' row 0: holds nan"),
+        ({"rewards": np.full(20, 1e300)}, "too large for float32"),
+        ({"rewards": np.zeros((20, 2))}, "'rewards': has shape"),
+        ({"terminals": np.full(20, 2)}, "'terminals' row 0: is 2, neither 0 nor 1"),
+        ({"timeouts": np.full(20, np.nan)}, "'timeouts' row 0: is nan"),
+        ({"next_states": np.zeros((20, 4))}, "'next_states': has states of size 4"),
+        ({"next_states": np.full((20, 3), np.inf)}, "'next_states' row 0: holds inf"),
+    ],
+)
+def test_wrong_arrays_are_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        Dataset.from_arrays(**{**make_log().arrays(), **change})
+
+
+def test_no_rows_and_no_steps_are_refused() -> None:
+    with pytest.raises(DatasetError, match="has no rows"):
+        Dataset.from_arrays(np.zeros((0, 3)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+    log = make_log([1, 1, 1])
+    with pytest.raises(DatasetError, match="no step with a successor"):
+        Dataset.from_arrays(**log.arrays(successors=False))
+    check_invariants(Dataset.from_arrays(**log.arrays()))
+
+
+@pytest.mark.parametrize("bounds", [(1, -1), (0, np.inf), ([0, 0], [1, 1, 1]), (0, 0)])
+def test_wrong_bounds_are_refused(bounds: tuple[object, object]) -> None:
+    with pytest.raises(DatasetError, match="bounds"):
+        Dataset.from_arrays(**make_log().arrays(), action_bounds=bounds)
+
+
+def test_bounds_and_a_task_are_one_too_many() -> None:
+    with pytest.raises(DatasetError, match="bounds of its own"):
+        Dataset.from_arrays(**make_log().arrays(), task=small_task(), action_bounds=(-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state_size": 4}, "size 3, but those of task 'small' have 4"),
+        ({"actions": ContinuousActions.symmetric(5)}, "size 2, but those of task 'small' have 5"),
+        ({"actions": DiscreteActions(3)}, "size 2, but those of task 'small' are numbers below 3"),
+    ],
+)
+def test_a_task_of_another_size_is_refused_with_both_sizes(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(DatasetError, match=message):
+        Dataset.from_arrays(**make_log().arrays(), task=small_task(**changes))
+
+
+def test_action_numbers_beyond_the_task_are_refused() -> None:
+    log = make_log()
+    numbers = np.zeros(len(log.actions), int)
+    numbers[7] = 3
+    with pytest.raises(DatasetError, match="'actions' row 7: is 3, not an action number"):
+        Dataset.from_arrays(
+            **{**log.arrays(), "actions": numbers}, task=small_task(actions=DiscreteActions(3))
+        )

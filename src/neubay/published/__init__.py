@@ -43,7 +43,7 @@ class PaperDataset:
     short: str
     """The paper's abbreviation in tables, such as 'hp-med-rep'."""
     task: str
-    """Name of the task in `tasks.py`."""
+    """Name of the task in `tasks/catalogue.py`."""
     benchmark: BenchmarkName
     category: Category
     eta_phi: float | None

@@ -12,7 +12,7 @@ Importing this module registers with Gymnasium
 | `neubay/Bandit-v1` | the paper's two-armed bandit, of our own making |
 
 D4RL's locomotion data (v2) is evaluated in Gymnasium's v4 environments, Minari's in v5, both
-unchanged. `tasks.py` says which environment belongs to which data.
+unchanged. `catalogue.py` says which environment belongs to which data.
 """
 
 import io

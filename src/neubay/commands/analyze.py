@@ -43,11 +43,11 @@ def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("an
         out: Directory to write to.
     """
     from neubay.report.studies.world_figures import uncertainty_figure
-    from neubay.studies import analysis
+    from neubay.studies.spread import uncertainty_spread
 
     worlds, datasets = _worlds(world), _datasets(data)
     spreads = [
-        analysis.uncertainty_spread(name, fitted, dataset)
+        uncertainty_spread(name, fitted, dataset)
         for name, fitted in worlds.items()
         for dataset in (None, *(d for d in datasets if d.hash != fitted.dataset_hash))
     ]
@@ -84,7 +84,7 @@ def compounding(
         out: Directory to write to.
     """
     from neubay.report.studies.world_figures import compounding_figure
-    from neubay.studies import analysis
+    from neubay.studies.compounding import compounding
 
     _at_least_one("--rollouts", rollouts)
     _at_least_one("--steps", 1 if steps is None else steps)
@@ -93,7 +93,7 @@ def compounding(
         raise NeubayError("name the datasets whose actions are replayed: --data DATASET")
     results = []
     for dataset in datasets:
-        result = analysis.compounding(worlds, dataset, rollouts=rollouts, steps=steps, seed=seed)
+        result = compounding(worlds, dataset, rollouts=rollouts, steps=steps, seed=seed)
         results.append(result)
         for errors in result.worlds:
             rank = "-" if errors.spearman is None else f"{errors.spearman:.2f}"
@@ -135,12 +135,12 @@ def calibration(
         out: Directory to write to.
     """
     from neubay.report.studies.world_figures import calibration_figure
-    from neubay.studies import analysis
+    from neubay.studies.calibration import calibration
 
     _at_least_one("--transitions", transitions)
     worlds, datasets = _worlds(((world,),)), _datasets(data)
     ((name, fitted),) = worlds.items()
-    result = analysis.calibration(name, fitted, datasets, transitions=transitions, seed=seed)
+    result = calibration(name, fitted, datasets, transitions=transitions, seed=seed)
     record = result.record()
     _write(out, "calibration", worlds, [record], calibration_figure(record))
     for assessed in record["assessments"]:
@@ -275,10 +275,10 @@ def _write(
     out: Path, name: str, worlds: dict[str, "FittedWorld"], records: list[Any], figure: Any
 ) -> None:
     from neubay.report.parts import figures
-    from neubay.studies import analysis
+    from neubay.studies.records import world_info
 
     document = {
-        "worlds": [analysis.note(label, fitted).record() for label, fitted in worlds.items()],
+        "worlds": [world_info(label, fitted).record() for label, fitted in worlds.items()],
         name: records,
         "provenance": provenance(),
     }

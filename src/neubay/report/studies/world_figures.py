@@ -1,6 +1,6 @@
 """Pictures of the world: spread of uncertainty, compounding errors, calibration.
 
-Drawn from the records of `neubay.analysis`, as they stand in the JSON files of `neubay analyze`.
+Drawn from the records of `neubay.studies`, as they stand in the JSON files of `neubay analyze`.
 """
 
 import math

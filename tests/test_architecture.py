@@ -36,7 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "studies": FOUNDATION
     | {"tasks", "published", "data", "world", "imagination", "experience", "algorithm"}
     | {"agents", "evaluation", "policy", "experiment", "runs"},
-    "bench": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents", "runs"},
+    "bench": FOUNDATION
+    | {"tasks", "data", "world", "imagination", "replay", "agents", "algorithm", "runs"},
     "film": {"errors", "tasks", "policy"},
     "report": {"errors", "published", "runs"},
 }

@@ -24,16 +24,18 @@ def bench(
         json: Write the figures to this file.
         write_docs: Put the tables into this Markdown file, such as docs/benchmarks.md.
     """
-    from neubay.bench import stages as measuring
+    # JAX is imported here, so that `neubay --help` answers at once.
+    from neubay.bench import tables
+    from neubay.bench.stages import MEASURES, results
 
     console = Console(highlight=False)
-    stages: list[str] = list(measuring.STAGES) if stage == "all" else [stage]
+    stages: list[str] = list(MEASURES) if stage == "all" else [stage]
     with console.status("") as status:
-        measured = measuring.results(stages, lambda name: status.update(name))
+        measured = results(stages, lambda name: status.update(name))
     console.print(f"matmul {measured['matmul_gflops']:.0f} GFLOP/s")
     for name in stages:
         cases = {key: case for key, case in measured["cases"].items() if key.startswith(name)}
-        heading, *rows = measuring.table(cases)
+        heading, *rows = tables.table(cases)
         table = Table(*heading, box=None)
         for row in rows:
             table.add_row(*row)
@@ -42,4 +44,4 @@ def bench(
         atomic_write_json(json, measured)
     if write_docs is not None:
         for name in stages:
-            measuring.write_markdown(write_docs, name, measuring.markdown(measured, name))
+            tables.write_markdown(write_docs, name, tables.markdown(measured, name))

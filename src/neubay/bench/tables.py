@@ -1,0 +1,62 @@
+"""The figures of a bench as tables: text for the terminal, Markdown for a document."""
+
+from pathlib import Path
+from typing import Any
+
+from neubay.runs.files import atomic_file
+
+COLUMNS = {
+    "gflops": ("GFLOP/s", ".0f"),
+    "ratio": ("share of the matmul rate", ".2f"),
+    "compile_s": ("compile s", ".1f"),
+    "peak_mb": ("peak MB", ".0f"),
+    "rows_per_s": ("imagined rows/s", ".0f"),
+    "tape_ms": ("ms per tape", ".3f"),
+    "update_share": ("share of an update at the matmul rate", ".4f"),
+    "bytes_per_row": ("bytes per imagined row", ".0f"),
+    "full_gb": ("GB if all rows were imagined", ".2f"),
+}
+"""Heading and format of every figure that a table shows."""
+
+
+def table(cases: dict[str, Any]) -> list[list[str]]:
+    """Heading and rows of text: the figures that any of the cases has."""
+    keys = [key for key in COLUMNS if any(key in case for case in cases.values())]
+    return [
+        ["case", *(COLUMNS[key][0] for key in keys)],
+        *(
+            [name, *(f"{case[key]:{COLUMNS[key][1]}}" if key in case else "" for key in keys)]
+            for name, case in cases.items()
+        ),
+    ]
+
+
+def markdown(measured: dict[str, Any], stage: str) -> str:
+    """The cases of a stage as a table."""
+    heading, *rows = table(
+        {
+            name.removeprefix(f"{stage}, "): case
+            for name, case in measured["cases"].items()
+            if name.startswith(f"{stage}, ")
+        }
+    )
+    rule = ["---", *("---:" for _ in heading[1:])]
+    return "\n".join(
+        [
+            f"Matmul rate of the machine in the same run: {measured['matmul_gflops']:.0f} GFLOP/s.",
+            "",
+            *(f"| {' | '.join(row)} |" for row in (heading, rule, *rows)),
+        ]
+    )
+
+
+def write_markdown(path: Path, section: str, text: str) -> None:
+    """Put `text` between the markers of a section, and leave the rest of the file alone."""
+    begin, end = f"<!-- bench:{section} -->", f"<!-- /bench:{section} -->"
+    old = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
+    if begin not in old:
+        old = f"{old.rstrip()}\n\n## {section}\n\n{begin}\n{end}\n"
+    head, rest = old.split(begin, 1)
+    _, tail = rest.split(end, 1)
+    with atomic_file(path) as file:
+        file.write(f"{head}{begin}\n{text}\n{end}{tail}".encode())

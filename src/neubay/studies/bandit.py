@@ -21,7 +21,7 @@ from neubay.config import Preset, TrainConfig
 from neubay.data.collect import collect
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
-from neubay.imagination import Policy, Rules
+from neubay.imagination import HistoryPolicy, Rules
 from neubay.runs import rundir, tracking
 from neubay.runs.files import atomic_write_json, read_json
 from neubay.runs.provenance import provenance
@@ -120,7 +120,13 @@ class Play(NamedTuple):
 
 
 def play(
-    policy: Policy, dataset: Dataset, p0: float, p1: Sequence[float], *, episodes: int, seed: int
+    policy: HistoryPolicy,
+    dataset: Dataset,
+    p0: float,
+    p1: Sequence[float],
+    *,
+    episodes: int,
+    seed: int,
 ) -> Play:
     """Let a policy play `episodes` episodes in each of the bandits (p0, p1)."""
     count, horizon = len(p1) * episodes, dataset.task.horizon
@@ -254,7 +260,7 @@ def surcharge(fitted: FittedWorld, arms: Arms, penalty: float) -> float:
 
 
 def compare(
-    policy: Policy, dataset: Dataset, belief: Belief, extra_cost: float, seed: int
+    policy: HistoryPolicy, dataset: Dataset, belief: Belief, extra_cost: float, seed: int
 ) -> dict[str, Any]:
     """A learned policy beside the exact optimum of what it was trained for, all per pull.
 

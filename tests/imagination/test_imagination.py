@@ -15,6 +15,7 @@ from neubay import imagination
 from neubay.config import RolloutConfig, WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.imagination import Branches, Ending, Rollouts, Rules
+from neubay.imagination.branches import recall
 from neubay.tape import AgentInput, Prefix
 from neubay.tasks import ContinuousActions, Task
 from neubay.world.model import Member, Scaler, World
@@ -57,7 +58,7 @@ def make_dataset(rng: np.random.Generator, lengths: tuple[int, ...]) -> Dataset:
 def draw(keys: Any, size: int) -> Any:
     """Noise in [-1, 1) from the bits of the keys: generators would be slow to compile."""
     bits = jax.random.key_data(keys)[:, :1] * (2 * jnp.arange(1, size + 1, dtype=jnp.uint32) + 1)
-    return (bits >> 16) / 2.0**15 - 1
+    return (bits >> 16).astype(jnp.float32) / 2.0**15 - 1
 
 
 class ToyWorld(eqx.Module):
@@ -81,7 +82,7 @@ class ToyMembers(eqx.Module):
     def sample(self, state: Any, action: Any, keys: Any) -> Any:
         next_state = 0.9 * state + self.world.drift[self.member]
         next_state = next_state + 0.1 * action.sum(-1, keepdims=True) + 0.5 * draw(keys, STATE)
-        reward = self.member + 0.01 * jnp.tanh(next_state.sum(-1))
+        reward = self.member.astype(jnp.float32) + 0.01 * jnp.tanh(next_state.sum(-1))
         reward = jnp.where(next_state[:, 1] > self.world.broken_above, jnp.nan, reward)
         return next_state, reward
 
@@ -304,7 +305,7 @@ def test_memory_at_the_branching_point_is_that_of_the_replayed_history(
     come longest first makes reading them cheaper, and nothing else."""
     prefix = jax.tree.map(lambda leaf: leaf[order], make_scene(dataset, seed=4).prefix)
     branches = imagination.branch(dataset, prefix)
-    memory = jax.jit(lambda branches: imagination._recall(Adder(), branches))(branches)
+    memory = jax.jit(lambda branches: recall(Adder(), branches))(branches)
     for k, (first, length) in enumerate(zip(*prefix, strict=True)):
         before = slice(first, max(first, first + length - 1))  # the last row read shows a_{t-2}
         expected = np.concatenate(

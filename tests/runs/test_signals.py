@@ -1,0 +1,145 @@
+"""Ctrl-C and SIGTERM: everything is saved, and the message says how to resume."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.faults import Tally, before, compiled_once, stop_at, train
+from helpers.small_runs import outcome, tiny
+from neubay import cli, experiment, world
+from neubay.config import TrainConfig
+from neubay.data.dataset import Dataset
+from neubay.runs import rundir
+from neubay.runs.files import tree_hash
+from neubay.runs.signals import Interrupted, Stopped, deferred_signals
+from neubay.studies import bandit
+from neubay.world import fitting
+
+
+@pytest.mark.faults("Ctrl-C and SIGTERM")
+def test_signals_are_answered_at_a_safe_point(
+    data: Dataset, config: TrainConfig, reference: dict, tmp_path: Path, tally: Tally
+) -> None:
+    points = [(signum, step) for signum in (signal.SIGINT, signal.SIGTERM) for step in (50, 200)]
+    for signum, step in points:
+        directory = tmp_path / f"{signum}-{step}"
+        with pytest.raises(Stopped) as stopped:
+            train(data, config, directory, stop_at(step, signum))
+        assert stopped.value.signum == signum
+        assert rundir.look(directory).step == step
+        told: list[str] = []
+        train(data, config, directory, report=told.append)
+        assert told == [f"going on from step {step} of 300"]
+        assert outcome(directory) == reference
+    tally(len(points), "current step finished, all saved, resumed bit for bit")
+
+
+@pytest.mark.faults("signals outside of a training's steps")
+def test_signals_outside_of_the_steps_are_answered_too(
+    data: Dataset, config: TrainConfig, reference: dict, tmp_path: Path, tally: Tally
+) -> None:
+    def ask(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def ask_in_the_last_stage(progress: world.Progress) -> None:
+        if progress.stage == "uncertainty":
+            ask()
+
+    place, seen, whole = tmp_path / "world", set(), world.fit(data, config.world, 0)
+    with pytest.raises(Stopped):
+        world.fit(data, config.world, 0, directory=place, progress=ask_in_the_last_stage)
+    assert not world.is_whole(place)
+    with before(fitting, "save", ask), pytest.raises(Stopped):
+        world.fit(data, config.world, 0, directory=place, progress=lambda p: seen.add(p.stage))
+    assert seen == {"uncertainty"}  # the training itself was over
+    again = world.load(place, data)
+    assert tree_hash(again.world) == tree_hash(whole.world)
+    assert again.data_uncertainty.tobytes() == whole.data_uncertainty.tobytes()
+    with pytest.raises(Stopped):  # at the last step: only the result is missing
+        train(data, config, tmp_path / "last", stop_at(300))
+    assert not rundir.is_finished(tmp_path / "last")
+    with before(experiment, "posterior_estimate", ask), pytest.raises(Stopped):
+        train(data, config, tmp_path / "last")
+    assert outcome(tmp_path / "last") == reference
+    tally(4, "the step finished, all saved; gone on with bit for bit, nothing trained twice")
+
+
+@pytest.mark.faults("SIGTERM to a real command")
+def test_a_command_that_is_terminated_says_how_to_go_on_and_does(
+    tmp_path: Path, tally: Tally
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(json.dumps(tiny(agent={"steps": 1000}).model_dump()))
+    environment = os.environ | compiled_once(tmp_path) | {"NEUBAY_CACHE": str(tmp_path / "cache")}
+
+    def start(arguments: list[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from neubay.cli import main; main()", *arguments]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    asked = ["train", "pendulum", "--config", str(tmp_path / "tiny.yaml")]
+    asked += ["--out", str(tmp_path / "run")]
+    metrics, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 200
+    with start(asked) as running:
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < patience:
+            time.sleep(0.02)
+        running.terminate()
+        said, _ = running.communicate()
+    assert running.returncode == 128 + signal.SIGTERM
+    left = rundir.look(tmp_path / "run")
+    assert left.state == "unfinished" and 0 < left.step < 1000
+    advice = said.split("everything up to here is saved; to go on: neubay ")[1]
+    assert shlex.split(advice) == asked
+    with start(shlex.split(advice)) as running:
+        said, _ = running.communicate()
+    assert running.returncode == 0
+    assert f"going on from step {left.step:,} of 1,000" in said
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [row["step"] for row in rows if row["kind"] == "train"]
+    assert steps == list(range(50, 1001, 50))
+    tally(1, "saved, exit code 143; the command that it printed went on and finished")
+
+
+@pytest.mark.faults("exit code and advice after a signal")
+@pytest.mark.parametrize("command", ["train", "world", "bandit"])
+def test_a_stopped_command_tells_how_to_go_on(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tally: Tally,
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        with deferred_signals() as signalled:
+            os.kill(os.getpid(), sent[0])
+            raise Stopped(signalled())
+
+    sent: list[int] = []
+    monkeypatch.setattr(experiment, "run", stopped)
+    monkeypatch.setattr(world, "fit", stopped)
+    monkeypatch.setattr(bandit, "run", stopped)
+    for signum, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        sent[:] = [signum]
+        arguments = [command, *([] if command == "bandit" else ["pendulum"])]
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*arguments, "--seed", "3", "--out", str(tmp_path / "run")])
+        assert ended.value.code == code
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"saved; to go on: neubay {command}" in printed
+        assert "--seed" in printed and str(tmp_path / "run") in printed
+    tally(2, "exit codes 130 and 143, and the exact command to go on")
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)  # shells start what runs in the background without it
+    with pytest.raises(Interrupted), deferred_signals() as outer:  # noqa: SIM117
+        with deferred_signals() as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert inner() == outer() == signal.SIGTERM
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

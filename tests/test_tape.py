@@ -2,16 +2,18 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.tapes import concatenate
 from neubay.tape import (
     Tape,
     agent_input,
-    concatenate,
     episode_bounds,
     episodes,
     has_successor,
+    tape_length,
     transition_rows,
 )
 
@@ -74,3 +76,8 @@ def test_a_penalty_is_taken_off_the_target_and_never_shown() -> None:
     tape = numbered_tape([2])._replace(penalty=np.array([1.0, 2.0, 0.0], np.float32))
     np.testing.assert_array_equal(tape.target_reward, tape.reward - [1, 2, 0])
     np.testing.assert_array_equal(agent_input(tape).last_reward[1:], tape.reward[:-1])
+
+
+@pytest.mark.parametrize("horizon, rows", [(1, 512), (511, 512), (512, 1024), (1000, 1024)])
+def test_a_training_tape_holds_a_whole_episode(horizon: int, rows: int) -> None:
+    assert tape_length(horizon) == rows

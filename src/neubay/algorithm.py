@@ -21,6 +21,7 @@ from neubay.evaluation import evaluate
 from neubay.experience import Imagined, Recorded
 from neubay.runs.checkpoints import Checkpoints
 from neubay.runs.tracking import Tracker
+from neubay.tape import tape_length
 from neubay.tasks import Task
 from neubay.world import FittedWorld
 
@@ -105,7 +106,7 @@ def refuse_divergence(numbers: dict[str, float], step: int) -> None:
 def tape_rows(task: Task, config: TrainConfig) -> int:
     """Rows of a training batch: one that holds a whole trajectory, whatever its length."""
     if config.agent.tape is None:
-        return 512 * math.ceil((task.horizon + 1) / 512)
+        return tape_length(task.horizon)
     if config.agent.tape <= task.horizon:
         raise ConfigError(
             f"agent.tape is {config.agent.tape}, but an episode of '{task.name}' has up to "

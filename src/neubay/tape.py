@@ -16,6 +16,7 @@ history h_t of an episode is a reference (first row, t).
 Actions are continuous in [-1, 1] or one-hot: both are `(rows, a)` float32.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -113,6 +114,6 @@ def slice_rows(tape: Tape, begin: int, end: int) -> Tape:
     return jax.tree.map(lambda field: field[begin:end], tape)
 
 
-def concatenate(tapes: list[Tape]) -> Tape:
-    """Tapes end to end, as NumPy; all of them with a penalty, or none."""
-    return jax.tree.map(lambda *fields: np.concatenate(fields), *tapes)
+def tape_length(horizon: int) -> int:
+    """Rows of a training tape: the smallest multiple of 512 that holds an episode of T steps."""
+    return 512 * math.ceil((horizon + 1) / 512)

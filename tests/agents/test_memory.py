@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from neubay.agents.memory import LRU, Complex, Encoder, NoMemory, linear_recurrence, matmul
+from neubay.agents.memory import LRU, Complex, Encoder, NoMemory, linear_recurrence
 
 ROWS, INTO, WIDTH, HIDDEN, LAYERS = 11, 5, 12, 7, 2
 STARTS = [0, 6, 7]
@@ -224,13 +224,3 @@ def test_no_memory_sees_the_state_alone() -> None:
     assert (features == inputs[:, :3]).all()
     assert memory == encoder.initial(ROWS) == ()
     assert not jax.tree.leaves(encoder)
-
-
-def test_the_gradient_of_matmul_is_that_of_a_matmul() -> None:
-    x = jax.random.normal(jax.random.key(6), (4, 6, 5))
-    weight = jax.random.normal(jax.random.key(7), (5, 3))
-
-    def gradients(multiply: Any) -> Any:
-        return jax.grad(lambda both: jnp.sin(multiply(*both)).sum())((x, weight))
-
-    assert_close(gradients(matmul), gradients(jnp.matmul))

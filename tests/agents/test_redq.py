@@ -12,11 +12,12 @@ import pytest
 from jax.interpreters import partial_eval
 from scipy import stats
 
+from helpers.tapes import concatenate
 from neubay.agents.learning import descend, mixture_weights, transition_kinds
 from neubay.agents.networks import TanhGaussian, observe
 from neubay.agents.redq import Agent, AgentState, update_flops
 from neubay.config import AgentConfig
-from neubay.tape import AgentInput, Tape, agent_input, concatenate, episodes
+from neubay.tape import AgentInput, Tape, agent_input, episodes
 
 S, A = 3, 2
 TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=3, clip_norm=1e6, kappa=0.3)

@@ -31,7 +31,7 @@ from neubay.agents.learning import (
     mixture_weights,
     transition_kinds,
 )
-from neubay.agents.memory import Encoder, Memory, NoMemory
+from neubay.agents.memory import Encoder, EncoderMemory, NoMemory
 from neubay.agents.networks import Head, generator, make_encoder, observe
 from neubay.config import AgentConfig
 from neubay.tape import AgentInput, AnyArray, Tape, agent_input
@@ -70,17 +70,17 @@ class EpsilonGreedy(eqx.Module):
     epsilon: Float[Array, ""]  # probability of a uniformly random action
     deterministic: bool = eqx.field(static=True)  # never explores
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> EncoderMemory:
         """The memory before anything was seen."""
         return self.network.encoder.initial(batch)
 
-    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> Memory:
+    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> EncoderMemory:
         """The memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
         return self.network.encoder.recall(observe(history), history.start, length)
 
     def act(
-        self, memory: Memory, inputs: AgentInput, keys: Key[Array, " k"]
-    ) -> tuple[Memory, Float[Array, "k a"]]:
+        self, memory: EncoderMemory, inputs: AgentInput, keys: Key[Array, " k"]
+    ) -> tuple[EncoderMemory, Float[Array, "k a"]]:
         """Read one row and choose the action there; memory is reset where an episode starts.
 
         Every history has a key of its own, so that its actions do not depend on its neighbours.

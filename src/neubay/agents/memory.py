@@ -10,8 +10,7 @@ a matmul over all rows at once. Complex numbers are kept as two real arrays (`Co
 then plain real matmuls, which are fast everywhere, and memory can be exported.
 
 Arrays are time-major: (rows, *batch, features). A training tape has no batch axis; histories that
-are replayed side by side have one. Weights are drawn by NumPy: a JAX generator would take longer to
-compile than all of them take to draw.
+are replayed side by side have one.
 """
 
 import math
@@ -26,6 +25,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from neubay.agents.layers import Linear, activate, float32, layer_norm, matmul
 from neubay.tape import AnyArray
 
 Scan = Literal["sequential", "associative"]
@@ -41,7 +41,7 @@ class Complex(NamedTuple):
     imag: Float[Array, "*shape"]
 
 
-Memory = tuple[Complex, ...]  # one h of shape (*batch, hidden) per layer
+EncoderMemory = tuple[Complex, ...]  # one h of shape (*batch, hidden) per layer
 
 
 def _plus(a: Complex, b: Complex) -> Complex:
@@ -148,75 +148,8 @@ def _backward(scan: Scan, saved: tuple, cotangent: Complex) -> tuple:
 linear_recurrence.defvjp(_forward, _backward)
 
 
-def _float32(array: np.ndarray) -> Float[Array, "*shape"]:
-    return jnp.asarray(array, jnp.float32)
-
-
 def _pad_rows(array: AnyArray, rows: int) -> Array:
     return jnp.pad(array, [(0, rows)] + [(0, 0)] * (array.ndim - 1))
-
-
-@jax.custom_vjp
-def matmul(
-    x: Float[Array, "*batch into"], weight: Float[Array, "into out"]
-) -> Float[Array, "*batch out"]:
-    """x W. For the weight's gradient, x^T g, the transpose is laid out first: on a CPU the matmul
-    that reads x against its layout takes up to three times as long, the more the smaller it is."""
-    return x @ weight
-
-
-def _matmul_backward(
-    saved: tuple[Float[Array, "*batch into"], Float[Array, "into out"]],
-    cotangent: Float[Array, "*batch out"],
-) -> tuple[Float[Array, "*batch into"], Float[Array, "into out"]]:
-    x, weight = saved
-    rows, d_rows = (array.reshape(-1, array.shape[-1]) for array in (x, cotangent))
-    return cotangent @ weight.T, lax.optimization_barrier(rows.T) @ d_rows
-
-
-matmul.defvjp(lambda x, weight: (x @ weight, (x, weight)), _matmul_backward)
-
-
-class Linear(eqx.Module):
-    """x W + b on the last axis; uniform +-1/sqrt(fan_in)."""
-
-    weight: Float[Array, "*stack into out"]
-    bias: Float[Array, "*stack out"]
-
-    def __init__(self, into: int, out: int, *, rng: np.random.Generator):
-        limit = 1 / math.sqrt(into)
-        self.weight = _float32(rng.uniform(-limit, limit, (into, out)))
-        self.bias = _float32(rng.uniform(-limit, limit, out))
-
-    def __call__(self, x: Float[Array, "*batch into"]) -> Float[Array, "*batch out"]:
-        return matmul(x, self.weight) + self.bias
-
-    def centred(self) -> "Linear":
-        """The same Linear with the mean over its outputs taken off.
-
-        That is the first half of a LayerNorm. Done to the weights instead of to every row, it
-        saves a pass over the rows, forwards and backwards.
-        """
-        return jax.tree.map(_centred, self)
-
-
-def _centred(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    return x - x.mean(axis=-1, keepdims=True)
-
-
-def _unit_variance(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """The second half of a LayerNorm: `x` is centred already."""
-    return x * lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
-
-
-def layer_norm(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """Zero mean and unit variance over the last axis, without trained scale and shift."""
-    return _unit_variance(_centred(x))
-
-
-def activate(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """LayerNorm -> leaky ReLU of what a centred Linear yields."""
-    return jax.nn.leaky_relu(_unit_variance(x))
 
 
 class LRU(eqx.Module):
@@ -238,14 +171,14 @@ class LRU(eqx.Module):
     ):
         area = max_radius**2 * (1 - rng.random(hidden))  # |lambda|^2, above zero for its log
         phase = 2 * math.pi * (1 - rng.random(hidden))
-        self.nu_log = _float32(np.log(-0.5 * np.log(area)))
-        self.theta_log = _float32(np.log(phase))
-        self.gamma_log = _float32(0.5 * np.log(1 - area))
+        self.nu_log = float32(np.log(-0.5 * np.log(area)))
+        self.theta_log = float32(np.log(phase))
+        self.gamma_log = float32(0.5 * np.log(1 - area))
         b = rng.normal(size=(2, features, hidden)) / math.sqrt(2 * features)
         c = rng.normal(size=(2, hidden, features)) / math.sqrt(hidden)
-        self.b = Complex(*map(_float32, b))
-        self.c = Complex(*map(_float32, c))
-        self.d = _float32(rng.normal(size=features))
+        self.b = Complex(*map(float32, b))
+        self.c = Complex(*map(float32, c))
+        self.d = float32(rng.normal(size=features))
 
     def __call__(
         self, x: Float[Array, "*batch features"], recur: Callable[[Complex, Complex], Complex]
@@ -295,7 +228,7 @@ class Encoder(eqx.Module):
         """Features that the encoder gives per row."""
         return self.project.bias.shape[-1]
 
-    def initial(self, *batch: int) -> Memory:
+    def initial(self, *batch: int) -> EncoderMemory:
         """The memory of an agent that has seen nothing."""
         shapes = [(*batch, len(block.lru.nu_log)) for block in self.blocks]
         return tuple(Complex(jnp.zeros(shape), jnp.zeros(shape)) for shape in shapes)
@@ -311,11 +244,11 @@ class Encoder(eqx.Module):
 
     def unroll(
         self,
-        memory: Memory,
+        memory: EncoderMemory,
         inputs: Float[Array, "rows *batch into"],
         start: Bool[AnyArray, "rows *batch"],
         scan: Scan | None = None,
-    ) -> tuple[Memory, Float[Array, "rows *batch width"]]:
+    ) -> tuple[EncoderMemory, Float[Array, "rows *batch width"]]:
         """Continue from `memory` over many rows: the memory after each row, and its features."""
         start, scan = jnp.asarray(start), scan or default_scan()
 
@@ -326,10 +259,10 @@ class Encoder(eqx.Module):
 
     def step(
         self,
-        memory: Memory,
+        memory: EncoderMemory,
         inputs: Float[Array, "*batch into"],
         start: Bool[AnyArray, "*batch"],
-    ) -> tuple[Memory, Float[Array, "*batch width"]]:
+    ) -> tuple[EncoderMemory, Float[Array, "*batch width"]]:
         """One row: the memory after it, and its features."""
         start = jnp.asarray(start)
 
@@ -343,7 +276,7 @@ class Encoder(eqx.Module):
         inputs: Float[Array, "rows batch into"],
         start: Bool[AnyArray, "rows batch"],
         length: Int[Array, " batch"],
-    ) -> Memory:
+    ) -> EncoderMemory:
         """The memory after the first `length` rows of each history.
 
         Histories are read in blocks of rows, and only as far as the longest goes: time and space
@@ -352,7 +285,7 @@ class Encoder(eqx.Module):
         block = min(_RECALL_ROWS, len(inputs))
         inputs, start = (_pad_rows(array, -len(array) % block) for array in (inputs, start))
 
-        def read(i: Int[Array, ""], memory: Memory) -> Memory:
+        def read(i: Int[Array, ""], memory: EncoderMemory) -> EncoderMemory:
             block_inputs, block_start = (
                 lax.dynamic_slice_in_dim(array, i * block, block) for array in (inputs, start)
             )
@@ -371,7 +304,7 @@ class Encoder(eqx.Module):
         self,
         inputs: Float[Array, "*rows into"],
         recur: Callable[[int, Complex, Complex], Complex],
-    ) -> tuple[Memory, Float[Array, "*rows width"]]:
+    ) -> tuple[EncoderMemory, Float[Array, "*rows width"]]:
         x = activate(self.project.centred()(inputs))
         memory = []
         for layer, block in enumerate(self.blocks):
@@ -388,7 +321,7 @@ class NoMemory(eqx.Module):
 
     width: int = eqx.field(static=True)
 
-    def initial(self, *batch: int) -> Memory:
+    def initial(self, *batch: int) -> EncoderMemory:
         return ()
 
     def __call__(
@@ -397,8 +330,11 @@ class NoMemory(eqx.Module):
         return inputs[..., : self.width]
 
     def step(
-        self, memory: Memory, inputs: Float[Array, "*batch into"], start: Bool[AnyArray, "*batch"]
-    ) -> tuple[Memory, Float[Array, "*batch width"]]:
+        self,
+        memory: EncoderMemory,
+        inputs: Float[Array, "*batch into"],
+        start: Bool[AnyArray, "*batch"],
+    ) -> tuple[EncoderMemory, Float[Array, "*batch width"]]:
         return memory, inputs[..., : self.width]
 
     def recall(
@@ -406,5 +342,5 @@ class NoMemory(eqx.Module):
         inputs: Float[Array, "rows batch into"],
         start: Bool[AnyArray, "rows batch"],
         length: Int[Array, " batch"],
-    ) -> Memory:
+    ) -> EncoderMemory:
         return ()

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from neubay.agents.memory import Encoder, Linear, Memory, NoMemory, activate, matmul
+from neubay.agents.layers import Linear, activate, matmul
+from neubay.agents.memory import Encoder, EncoderMemory, NoMemory
 from neubay.config import AgentConfig
 from neubay.tape import AgentInput, AnyArray
 
@@ -156,17 +157,17 @@ class RecurrentPolicy(eqx.Module):
     actor: Actor
     deterministic: bool = eqx.field(static=True)
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> EncoderMemory:
         """The memory before anything was seen."""
         return self.actor.encoder.initial(batch)
 
-    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> Memory:
+    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> EncoderMemory:
         """The memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
         return self.actor.encoder.recall(observe(history), history.start, length)
 
     def act(
-        self, memory: Memory, inputs: AgentInput, keys: Key[Array, " k"]
-    ) -> tuple[Memory, Float[Array, "k a"]]:
+        self, memory: EncoderMemory, inputs: AgentInput, keys: Key[Array, " k"]
+    ) -> tuple[EncoderMemory, Float[Array, "k a"]]:
         """Read one row and choose the action there; memory is reset where an episode starts.
 
         Every history has a key of its own, so that its actions do not depend on its neighbours.

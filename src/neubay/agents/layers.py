@@ -1,0 +1,81 @@
+"""Layers that the agents' networks are built of: Linear, LayerNorm, and their activation.
+
+Weights are drawn by NumPy: a JAX generator would take longer to compile than all of them take to
+draw.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def float32(array: np.ndarray) -> Float[Array, "*shape"]:
+    return jnp.asarray(array, jnp.float32)
+
+
+@jax.custom_vjp
+def matmul(
+    x: Float[Array, "*batch into"], weight: Float[Array, "into out"]
+) -> Float[Array, "*batch out"]:
+    """x W. For the weight's gradient, x^T g, the transpose is laid out first: on a CPU the matmul
+    that reads x against its layout takes up to three times as long, the more the smaller it is."""
+    return x @ weight
+
+
+def _matmul_backward(
+    saved: tuple[Float[Array, "*batch into"], Float[Array, "into out"]],
+    cotangent: Float[Array, "*batch out"],
+) -> tuple[Float[Array, "*batch into"], Float[Array, "into out"]]:
+    x, weight = saved
+    rows, d_rows = (array.reshape(-1, array.shape[-1]) for array in (x, cotangent))
+    return cotangent @ weight.T, lax.optimization_barrier(rows.T) @ d_rows
+
+
+matmul.defvjp(lambda x, weight: (x @ weight, (x, weight)), _matmul_backward)
+
+
+class Linear(eqx.Module):
+    """x W + b on the last axis; uniform +-1/sqrt(fan_in)."""
+
+    weight: Float[Array, "*stack into out"]
+    bias: Float[Array, "*stack out"]
+
+    def __init__(self, into: int, out: int, *, rng: np.random.Generator):
+        limit = 1 / math.sqrt(into)
+        self.weight = float32(rng.uniform(-limit, limit, (into, out)))
+        self.bias = float32(rng.uniform(-limit, limit, out))
+
+    def __call__(self, x: Float[Array, "*batch into"]) -> Float[Array, "*batch out"]:
+        return matmul(x, self.weight) + self.bias
+
+    def centred(self) -> "Linear":
+        """The same Linear with the mean over its outputs taken off.
+
+        That is the first half of a LayerNorm. Done to the weights instead of to every row, it
+        saves a pass over the rows, forwards and backwards.
+        """
+        return jax.tree.map(_centred, self)
+
+
+def _centred(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+def _unit_variance(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+    """The second half of a LayerNorm: `x` is centred already."""
+    return x * lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
+
+
+def layer_norm(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+    """Zero mean and unit variance over the last axis, without trained scale and shift."""
+    return _unit_variance(_centred(x))
+
+
+def activate(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+    """LayerNorm -> leaky ReLU of what a centred Linear yields."""
+    return jax.nn.leaky_relu(_unit_variance(x))

@@ -43,10 +43,15 @@ def test_every_relative_can_be_assembled(name: str, size: str) -> None:
     [
         ({"agent": {"encoderlr": 1e-3}}, "did you mean 'agent.encoder_lr'"),
         ({"kappa": 0.5}, "did you mean 'agent.kappa'"),
-        ({"agent": {"kappa": 2}}, "agent.kappa: .*less than or equal to 1.*got 2"),
+        ({"agent": {"kappa": 2}}, r"^configuration: agent\.kappa 2: must be at most 1$"),
+        ({"agent": {"steps": "many"}}, r"agent\.steps many: must be a whole number$"),
+        ({"agent": {"algorithm": "sac"}}, r"agent\.algorithm sac: must be 'redq', 'dqn' or 'bc'$"),
+        ({"world": {"layer_norm": "maybe"}}, r"world\.layer_norm maybe: must be true or false$"),
+        ({"agent": 3}, r"agent 3: must be a section of settings$"),
+        ({"agent": {"kappa": [1]}}, r"agent\.kappa \[1\]: must be a number$"),
         ({"world": {"members": 1000}}, r"members \(1000\) exceeds pool"),
         ({"agent": {"target_heads": 99}}, r"target_heads \(99\) exceeds heads"),
-        ({"agent": {"gamma": float("nan")}}, "agent.gamma"),
+        ({"agent": {"gamma": float("nan")}}, "agent.gamma nan: must be a finite number"),
         ({"zzz": 1}, "known keys: seed"),
     ],
 )

@@ -65,7 +65,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if argv is None else argv
     # A notebook-sized GPU preallocation surprises nobody who asked for it and everybody else.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "false")  # ranges explain themselves
     errors = Console(stderr=True, highlight=False)
     try:
         with _terminable():

@@ -1,13 +1,15 @@
-"""Configuration as data: one frozen model per stage, and the two presets.
+"""Configuration as data: one frozen model per stage, two presets, and the variants.
 
 `paper` is the published setting of each benchmark, `cpu` a reduced one that gives real results
-on two cores. Unknown keys are errors. This room imports nothing of ours: which benchmark a
-dataset belongs to is decided in `tasks.py`, and handed in here as a `Published` record.
+on two cores. `resolve` puts a run's settings together, for the command line, Python and the
+analyses alike. Unknown keys are errors. Which benchmark a dataset belongs to is decided in
+`tasks/`, and handed in here as a `Published` record.
 """
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -16,10 +18,16 @@ from neubay.errors import ConfigError
 
 Preset = Literal["paper", "cpu"]
 Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit", "cartpole", "other"]
+Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 class WorldConfig(Section):
@@ -159,7 +167,7 @@ class TrainConfig(Section):
 
 
 class Published(Section):
-    """What the paper fixes per dataset; `tasks.py` fills it in."""
+    """What the paper fixes per dataset; `tasks.published_settings` fills it in."""
 
     benchmark: Benchmark = "other"
     """Whose settings hold; `other` for own data and small tasks."""
@@ -172,10 +180,12 @@ class Published(Section):
     """Discrete actions, and so DQN."""
 
 
-def updated(config: Section, changes: dict[str, Any]) -> Any:
+def updated(
+    config: AnySection, changes: Mapping[str, Any], where: str = "configuration"
+) -> AnySection:
     """A validated copy of `config` with nested changes, such as {"agent": {"kappa": 0.8}}."""
 
-    def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    def merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **old,
             **{
@@ -186,31 +196,59 @@ def updated(config: Section, changes: dict[str, Any]) -> Any:
             },
         }
 
-    return validated(type(config), merged(config.model_dump(), changes))
+    return validated(type(config), merged(config.model_dump(), changes), where)
 
 
-def validated(model: type[Section], values: dict[str, Any], where: str = "configuration") -> Any:
+def validated(
+    model: type[AnySection], values: dict[str, Any], where: str = "configuration"
+) -> AnySection:
     """Build `model` from plain values; what is wrong becomes one `ConfigError` with suggestions."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(
-            "\n".join(_explain(model, item, where) for item in error.errors())
+            "\n".join(f"{where}: {_explain(model, item)}" for item in error.errors())
         ) from None
 
 
-def _explain(model: type[Section], item: Any, where: str) -> str:
-    path = ".".join(str(part) for part in item["loc"])
+def _explain(model: type[Section], item: Any) -> str:
+    path = ".".join(map(str, item["loc"]))
     if item["type"] != "extra_forbidden":
-        got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
-        return f"{where}: {path or 'values'}: {item['msg']}{got}"
+        return f"{path} {shown(item['input'])}: {in_words(item)}".lstrip()
     fields: list[str] = _field_paths(model)
     close = difflib.get_close_matches(path, fields, n=1, cutoff=0.5)
     if not close:  # the right name in the wrong section
         leaf = path.rsplit(".", 1)[-1]
         close = [field for field in fields if field.rsplit(".", 1)[-1] == leaf][:1]
     hint = f"; did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(fields)}"
-    return f"{where}: unknown key '{path}'{hint}"
+    return f"unknown key '{path}'{hint}"
+
+
+# What pydantic finds wrong with a value -> what we say; `{...}` is filled in from its context.
+_WORDS = {
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be below {lt:g}",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("model_type", "model_attributes_type"), "must be a section of settings"),
+    "value_error": "{error}",
+}
+
+
+def in_words(item: Any) -> str:
+    """What is wrong with a value, from an entry of a pydantic error."""
+    words = _WORDS.get(item["type"])
+    return str(item["msg"]) if words is None else words.format(**item.get("ctx", {}))
+
+
+def shown(value: Any) -> str:
+    """A value as a user wrote it; nothing for a whole section."""
+    return "" if isinstance(value, dict | Section) else str(value).removesuffix(".0")
 
 
 def _field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -358,6 +396,25 @@ def default_preset() -> Preset:
     return "cpu" if jax.default_backend() == "cpu" else "paper"
 
 
+def resolve(
+    published: Published | None,
+    preset_name: Preset,
+    variant: str = "neubay",
+    changes: Mapping[str, Any] | None = None,
+    where: str = "configuration",
+) -> TrainConfig:
+    """The settings of a run: the preset of its dataset, then the variant, then the changes.
+
+    Args:
+        published: what the paper fixes for the dataset, from `tasks.published_settings`.
+        changes: nested settings, such as {"agent": {"kappa": 0.8}}.
+        where: the changes' origin, which messages name.
+    """
+    if variant not in VARIANTS:
+        raise ConfigError(f"unknown variant '{variant}'; known: {', '.join(VARIANTS)}")
+    return updated(updated(preset(preset_name, published), VARIANTS[variant]), changes or {}, where)
+
+
 def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     """The `paper` setting of a dataset, or the `cpu` setting for it."""
     if name not in get_args(Preset):
@@ -380,7 +437,7 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     return updated(updated(config, _CPU), _CPU_BENCHMARKS.get(published.benchmark, {}))
 
 
-# Relatives assembled from the same code, for comparison at equal budget.
+# The method and its relatives, assembled from the same code for comparison at equal budget.
 VARIANTS: dict[str, dict[str, Any]] = {
     "neubay": {},
     "mbpo": {

@@ -17,8 +17,7 @@ import numpy as np
 
 from neubay import data, imagination, preflight, world
 from neubay.algorithm import Trained, tape_rows, train_agent
-from neubay.config import VARIANTS, Preset, TrainConfig, WorldConfig, default_preset, updated
-from neubay.config import preset as config_preset
+from neubay.config import Preset, TrainConfig, WorldConfig, default_preset, resolve
 from neubay.data.dataset import Dataset
 from neubay.data.files import cache_directory
 from neubay.errors import ConfigError, RunError
@@ -68,11 +67,8 @@ def train(
     preset = preset or default_preset()
     if isinstance(dataset, str | Path):
         dataset = data.load(dataset)
-    if variant not in VARIANTS:
-        raise ConfigError(f"unknown variant '{variant}'; known: {', '.join(VARIANTS)}")
-    config: TrainConfig = config_preset(preset, published_settings(dataset.task, dataset.published))
-    for change in (VARIANTS[variant], {"seed": seed}, changes or {}):
-        config = updated(config, change)
+    published = published_settings(dataset.task, dataset.published)
+    config = resolve(published, preset, variant, {"seed": seed, **(changes or {})})
     directory = Path(out) if out is not None else default_directory(dataset, variant, seed)
     about = {"preset": preset, "variant": variant}
     return run(dataset, config, directory, about=about)

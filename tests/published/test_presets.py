@@ -15,7 +15,7 @@ from jax import lax
 from neubay import agents, published
 from neubay.agents import redq
 from neubay.algorithm import tape_rows
-from neubay.commands.options import TrainSettings, train_defaults
+from neubay.commands.options import NamedDataset, TrainSettings, train_defaults
 from neubay.config import AgentConfig, TrainConfig
 from neubay.data.dataset import Dataset
 from neubay.replay import sample_data
@@ -135,7 +135,8 @@ SHARED: dict[str, dict[str, Any]] = {
 
 def paper_config(name: str) -> TrainConfig:
     """As `neubay train NAME --preset paper` resolves it."""
-    return train_defaults(TrainSettings(dataset=name, preset="paper"))
+    settings = TrainSettings(dataset=name, preset="paper")
+    return train_defaults(settings, NamedDataset(name, None).published)
 
 
 def task_of(name: str) -> Task:

@@ -16,7 +16,7 @@ from helpers.small_runs import TINY, outcome, swings, tiny
 from neubay import cli, data, experiment, published, world
 from neubay.commands import ablate, train
 from neubay.commands.options import TrainSettings, parse, train_defaults
-from neubay.config import TrainConfig, preset, updated
+from neubay.config import Published, TrainConfig, preset, updated
 from neubay.data import convert
 from neubay.errors import ConfigError, TrainingError
 from neubay.runs import rundir
@@ -162,7 +162,7 @@ def test_a_dry_run_prints_commands_that_are_these_runs(
     asked += ["--config", str(settings), "--world.pool", "8", "--world.members", "7"]
     assert ablate.ablate([*asked, "--dry-run", "--agent.no-tune-alpha"]) == 0
     printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    config = train_defaults(TrainSettings("pendulum", preset="cpu", config=settings))
+    config = train_defaults(TrainSettings(preset="cpu", config=settings), Published())
     changes = {"world": {"pool": 8, "members": 7}, "agent": {"tune_alpha": False}}
     planned = ablations.plan(
         over, updated(config, changes), get_task("pendulum"), (4,), tmp_path / "runs"
@@ -170,7 +170,7 @@ def test_a_dry_run_prints_commands_that_are_these_runs(
     assert len(printed) == len(planned)
     for words, run in zip(printed, planned, strict=True):
         assert words[:2] == ["neubay", "train"]
-        flags = parse(
+        flags, _ = parse(
             train.TrainFlags, TrainSettings, train_defaults, words[2:], prog="", description=""
         )
         assert flags.values == run.config and flags.out == run.directory

@@ -5,21 +5,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
 
 from neubay.commands.options import (
     Settings,
-    TrainSettings,
     Unprefixed,
     as_flags,
     parse,
     train_defaults,
 )
 from neubay.commands.train import describe_data, run_shown
-from neubay.config import TrainConfig, default_preset
+from neubay.config import TrainConfig
 from neubay.errors import TrainingError
 from neubay.runs.signals import deferred_signals, leave_if_asked
 
@@ -48,58 +47,58 @@ class AblateFlags:
 
 def ablate(arguments: list[str]) -> int:
     """Parse, lay out, run what is not finished, report."""
-    flags: AblateFlags = parse(
+    flags, named = parse(
         AblateFlags,
         Settings,
-        _defaults,
+        train_defaults,
         arguments,
         prog="neubay ablate",
         description="The paper's ablations on a dataset: a run per value and seed, one after the "
-        "other, and a table in the paper's form. The same command goes on where it was "
+        "other, and a table in the paper's form. The same command resumes what was "
         "interrupted; what is finished is not run again.",
     )
-    from neubay import data
     from neubay.commands.display import stopped
     from neubay.studies import ablations
 
     settings = flags.settings
-    dataset = data.load(settings.dataset, settings.task)
+    dataset = named.load()
     folder = flags.out or Path("ablations") / dataset.name
     seeds = flags.seeds or (flags.values.seed,)
     planned = ablations.plan(flags.over, flags.values, dataset.task, seeds, folder)
+    defaults = train_defaults(settings, named.published)
+    commands = [_command(settings, defaults, run) for run in planned]
     if flags.dry_run:
-        for run in planned:
-            print(_command(settings, run))
+        print(*commands, sep="\n")
         return 0
     console = Console(highlight=False)
     console.print(
         f"[bold]{dataset.name}[/]: {describe_data(dataset)}\n"
-        f"preset {settings.preset or default_preset()}, over {flags.over}: "
+        f"preset {settings.preset_name}, over {flags.over}: "
         f"{len(planned)} runs in {folder}"
     )
     with stopped(console, shlex.join(["neubay", "ablate", *arguments])):
-        failed = _train(console, dataset, settings, planned)
+        failed = _train(console, dataset, settings.preset_name, planned, commands)
         _report(flags.over, folder, planned)
     return 1 if failed else 0
 
 
-def _defaults(settings: Settings) -> TrainConfig:
-    return train_defaults(TrainSettings(**vars(settings)))
-
-
-def _command(settings: Settings, run: "Planned") -> str:
+def _command(settings: Settings, defaults: TrainConfig, run: "Planned") -> str:
     """The `neubay train` that is this run."""
-    words = ["neubay", "train", settings.dataset, "--preset", settings.preset or default_preset()]
+    words = ["neubay", "train", settings.dataset, "--preset", settings.preset_name]
     if settings.task is not None:
         words += ["--task", settings.task]
     if settings.config is not None:
         words += ["--config", str(settings.config)]
-    words += as_flags(run.config, _defaults(settings))
+    words += as_flags(run.config, defaults)
     return shlex.join([*words, "--out", str(run.directory)])
 
 
 def _train(
-    console: Console, dataset: "Dataset", settings: Settings, planned: "Sequence[Planned]"
+    console: Console,
+    dataset: "Dataset",
+    preset: str,
+    planned: "Sequence[Planned]",
+    commands: Sequence[str],
 ) -> int:
     """Run what is not finished; how many runs diverged."""
     from neubay.runs import rundir
@@ -108,7 +107,7 @@ def _train(
     failed = 0
     main = {run.seed: run.config for run in planned if run.arm.name == ablations.MAIN}
     with deferred_signals():
-        for number, run in enumerate(planned, start=1):
+        for number, (run, command) in enumerate(zip(planned, commands, strict=True), start=1):
             finished = rundir.is_finished(run.directory)
             console.print(
                 f"[bold]{number} of {len(planned)}: {run.arm.name}[/], seed {run.seed}"
@@ -116,11 +115,7 @@ def _train(
             )
             if not finished:
                 ablations.share_pool(dataset, main[run.seed], run.config)
-            about: dict[str, Any] = {
-                "command": _command(settings, run),
-                "preset": settings.preset or default_preset(),
-                "variant": "neubay",
-            }
+            about = {"command": command, "preset": preset, "variant": "neubay"}
             try:
                 run_shown(console, dataset, run.config, run.directory, about=about)
             except TrainingError as error:

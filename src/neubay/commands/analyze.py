@@ -231,9 +231,8 @@ def _default(about: dict[str, Any]) -> dict[str, Any]:
 
     known = {task.name: task for task in tasks.list_tasks()}
     published = tasks.published_settings(known.get(about["task"]), about["dataset"]["published"])
-    preset = config.preset(about.get("preset", "cpu"), published)
-    variant = config.VARIANTS[about.get("variant", "neubay")]
-    return dict(config.updated(preset, variant).model_dump())
+    preset, variant = about.get("preset", "cpu"), about.get("variant", "neubay")
+    return config.resolve(published, preset, variant).model_dump()
 
 
 def _put_tables(text: Path, tables: str, begin: str) -> None:

@@ -1,33 +1,43 @@
 """Flags over a file over a preset: how the commands that train build their configuration.
 
 The preset depends on the dataset, and the flags' defaults on the preset and the file. So the
-command line is read twice: once for what decides the defaults, once for everything.
+command line is parsed twice: once for what decides the defaults, once for everything.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import tyro
 from pydantic import ValidationError
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from neubay.config import (
     VARIANTS,
     Preset,
+    Published,
     Section,
     TrainConfig,
+    Variant,
     WorldConfig,
     default_preset,
-    preset,
+    in_words,
     read_yaml,
-    updated,
-    validated,
+    resolve,
+    shown,
 )
-from neubay.errors import ConfigError
+from neubay.errors import ConfigError, DatasetError
 
-Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc"]
+if TYPE_CHECKING:
+    from neubay.data import Dataset
 
 
 @dataclass(frozen=True)
@@ -37,11 +47,15 @@ class Settings:
     dataset: tyro.conf.Positional[str] = "pendulum"
     """A file, d4rl:NAME, neorl:NAME, minari:ID, or pendulum, the built-in one."""
     task: str | None = None
-    """The task the data belongs to, where its name does not tell."""
+    """The task the data belongs to, where its name does not say."""
     preset: Preset | None = None
     """Published sizes, or sizes for two cores; by default cpu unless there is an accelerator."""
     config: Path | None = None
-    """A YAML file of settings, such as 'agent: {kappa: 0.8}'; flags go before it."""
+    """A YAML file of settings, such as 'agent: {kappa: 0.8}'; flags override it."""
+
+    @property
+    def preset_name(self) -> Preset:
+        return self.preset or default_preset()
 
 
 @dataclass(frozen=True)
@@ -50,69 +64,134 @@ class TrainSettings(Settings):
     """The method, or a relative assembled from the same code."""
 
 
-def train_defaults(settings: TrainSettings) -> TrainConfig:
+class NamedDataset:
+    """The dataset that a command names: found, checked and opened once, read when needed."""
+
+    def __init__(self, spec: str, task: str | None) -> None:
+        from neubay.data.sources import identity, locate, open_source
+        from neubay.tasks import get_task, published_settings
+
+        wanted = None if task is None else get_task(task)
+        self._open = ExitStack()
+        try:
+            self._source = self._open.enter_context(open_source(locate(spec), wanted))
+            known, name = self._source.task, self._source.published
+        except DatasetError as problem:
+            # Flags and help still follow the name; `load` reports the problem.
+            self._problem = problem
+            known, name = identity(spec.split(":", 1)[-1], None, wanted)
+        self.published: Published = published_settings(known, name)
+        """What the paper fixes for it."""
+
+    def load(self) -> "Dataset":
+        """Read it, once."""
+        from neubay.data.store import MEMORY_LIMIT
+
+        if problem := getattr(self, "_problem", None):
+            raise problem
+        with self._open:
+            return self._source.read(MEMORY_LIMIT)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def train_defaults(settings: Settings, published: Published) -> TrainConfig:
     """Preset of the dataset, then the variant, then the file."""
-    from neubay.data.sources import task_of
-    from neubay.tasks import published_settings
-
-    task, name = task_of(settings.dataset, settings.task)
-    config: TrainConfig = preset(
-        settings.preset or default_preset(), published_settings(task, name)
-    )
-    config = updated(config, VARIANTS[settings.variant])
-    return config if settings.config is None else _with_file(config, settings.config)
+    changes = {} if settings.config is None else read_yaml(settings.config)
+    variant = getattr(settings, "variant", "neubay")
+    return resolve(published, settings.preset_name, variant, changes, str(settings.config))
 
 
-def world_defaults(settings: Settings) -> WorldConfig:
+def world_defaults(settings: Settings, published: Published) -> WorldConfig:
     """The world's part of the same; its file may be one for training, or hold its keys alone."""
-    config = train_defaults(TrainSettings(**{**vars(settings), "config": None}))
-    if settings.config is None:
-        return config.world
-    values = read_yaml(settings.config)
-    if values.keys() & (TrainConfig.model_fields.keys()):
-        values = values.get("world", {})
-    merged = config.world.model_dump() | values
-    return validated(WorldConfig, merged, where=str(settings.config))
-
-
-def _with_file(config: TrainConfig, path: Path) -> TrainConfig:
-    values = read_yaml(path)
-    try:
-        return updated(config, values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    changes = {} if settings.config is None else read_yaml(settings.config)
+    if changes.keys() & TrainConfig.model_fields.keys():
+        changes = changes.get("world", {})
+    where = str(settings.config)
+    return resolve(published, settings.preset_name, "neubay", {"world": changes}, where).world
 
 
 Unprefixed = tyro.conf.arg(name="")
 
+_UNCHECKED = ConstructorRegistry()
+
+
+@_UNCHECKED.struct_rule
+def _flags_of_section(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """The fields of a section as flags, whose values `parse` checks all together: where a section
+    checks its own, tyro prints pydantic's message, which does not name the flag."""
+    if not (isinstance(info.type, type) and issubclass(info.type, Section)):
+        return None
+    flags = tuple(
+        StructFieldSpec(name, field.annotation, getattr(info.default, name), field.description)  # type: ignore[arg-type]
+        for name, field in info.type.model_fields.items()
+    )
+
+    def unchecked(**values: Any) -> Section:
+        return info.type.model_construct(**values)
+
+    unchecked.__doc__ = info.type.__doc__  # heads the section in the help text
+    return StructConstructorSpec(unchecked, flags)
+
+
+Flags = TypeVar("Flags")
+
 
 def parse(
-    flags: type[Any],
+    flags: type[Flags],
     settings: type[Settings],
-    defaults: Callable[[Any], Any],
+    defaults: Callable[[Any, Published], Section],
     arguments: list[str],
     *,
     prog: str,
     description: str,
-) -> Any:
-    """Read `arguments` into `flags`, a dataclass with the fields `settings` and `values`, whose
-    defaults `defaults` makes from the settings."""
-    guess = _glimpse(settings, arguments)
-    while True:
-        default = flags(settings=guess, values=defaults(guess))
-        arguments = _spelled(arguments, default.values)
-        try:
+) -> tuple[Flags, NamedDataset]:
+    """Parse `arguments` into `flags`, a dataclass with the fields `settings` and `values`, whose
+    defaults `defaults` makes from the settings; and the dataset that they name."""
+    make: Any = flags
+    guess = _parse_settings(settings, arguments)
+    dataset = NamedDataset(guess.dataset, guess.task)
+    try:
+        while True:
+            default = make(settings=guess, values=defaults(guess, dataset.published))
             parsed = tyro.cli(
-                flags, args=arguments, default=default, prog=prog, description=description
+                make,
+                args=_with_none_spelled(arguments, default.values),
+                default=default,
+                prog=prog,
+                description=description,
+                registry=_UNCHECKED,
             )
-        except ValidationError as error:  # values that are right one by one, but not together
-            raise ConfigError("; ".join(map(_told, error.errors()))) from None
-        if parsed.settings == guess:
-            return parsed
-        guess = parsed.settings  # the dataset stood behind a flag: its defaults are others
+            found = parsed.settings
+            if found == guess:
+                return replace(parsed, values=_checked(parsed.values)), dataset
+            # The dataset stood behind another flag: its defaults are others.
+            if (found.dataset, found.task) != (guess.dataset, guess.task):
+                dataset.close()
+                dataset = NamedDataset(found.dataset, found.task)
+            guess = found
+    except BaseException:  # help, a wrong flag, Ctrl-C: no file stays open
+        dataset.close()
+        raise
 
 
-def _spelled(arguments: list[str], values: Section) -> list[str]:
+def _checked(values: Section) -> Section:
+    try:
+        return type(values).model_validate(values.model_dump())
+    except ValidationError as error:
+        raise ConfigError("\n".join(map(_flag_problem, error.errors()))) from None
+
+
+def _flag_problem(item: Any) -> str:
+    """Such as '--agent.kappa 1.5: must be at most 1'."""
+    flag = ".".join(str(part).replace("_", "-") for part in item["loc"])
+    if item["type"] == "value_error":  # flags that do not go together
+        return f"{flag}: {in_words(item)}" if flag else in_words(item)
+    return f"--{flag} {shown(item['input'])}: {in_words(item)}"
+
+
+def _with_none_spelled(arguments: list[str], values: Section) -> list[str]:
     """`none` and `null`, as help and YAML write it, in the parser's spelling; only behind flags
     that may be none: for some, such as the memory, `none` is a choice like any other."""
     optional, words, flag = set(_optional(values)), list[str](), ""
@@ -135,23 +214,18 @@ def _optional(values: Section, prefix: str = "--") -> Iterator[str]:
             yield flag
 
 
-def _told(item: Any) -> str:
-    flag = ".".join(str(part).replace("_", "-") for part in item["loc"])
-    return f"--{flag}: {item['msg']} (got {item['input']!r})" if flag else str(item["msg"])
-
-
-def _glimpse(settings: type[Settings], arguments: list[str]) -> Settings:
-    """The settings as far as they can be seen without knowing any other flag."""
+def _parse_settings(settings: type[Settings], arguments: list[str]) -> Settings:
+    """The settings as far as they can be known before any other flag is."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for field in fields(settings):
         if field.name != "dataset":
             parser.add_argument(f"--{field.name}", default=field.default)
     try:
         seen, others = parser.parse_known_args(arguments)
-    except argparse.ArgumentError:  # a flag without its value: the full reading says so
+    except argparse.ArgumentError:  # a flag without its value: the full parser says so
         return settings()
     found = vars(seen)
-    if found.get("preset") not in (None, "paper", "cpu") or found.get("variant") not in (
+    if found.get("preset") not in (None, *get_args(Preset)) or found.get("variant") not in (
         None,
         *VARIANTS,
     ):

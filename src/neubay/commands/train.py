@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neubay.commands.options import TrainSettings, Unprefixed, parse, train_defaults
-from neubay.config import TrainConfig, default_preset
+from neubay.config import TrainConfig
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
@@ -37,7 +37,7 @@ class TrainFlags:
 
 def train(arguments: list[str]) -> int:
     """Parse, announce, run, summarise."""
-    flags: TrainFlags = parse(
+    flags, named = parse(
         TrainFlags,
         TrainSettings,
         train_defaults,
@@ -46,15 +46,15 @@ def train(arguments: list[str]) -> int:
         description="From a dataset to a scored policy: world, agent, evaluation. A run that was "
         "interrupted goes on where it was when the same command is given again.",
     )
-    from neubay import data, experiment, world
+    from neubay import experiment, world
     from neubay.commands.display import stopped
     from neubay.runs import rundir, tracking
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
-    dataset = data.load(settings.dataset, settings.task)
+    dataset = named.load()
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
-    preset = settings.preset or default_preset()
+    preset = settings.preset_name
     imitates = config.agent.algorithm == "bc"  # in no world, so that no posterior judges it
     unscored = "no environment" + ("" if imitates else ": the posterior estimates instead")
     console.print(

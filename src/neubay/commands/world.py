@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
-from neubay.config import WorldConfig, default_preset
+from neubay.config import WorldConfig
 
 if TYPE_CHECKING:
     from neubay.world import FittedWorld
@@ -31,25 +31,25 @@ class WorldFlags:
 
 def train(arguments: list[str]) -> int:
     """Parse, announce, train, show."""
-    flags: WorldFlags = parse(
+    flags, named = parse(
         WorldFlags,
         Settings,
         world_defaults,
         arguments,
         prog="neubay world",
-        description="Train a posterior over worlds on a dataset. An interrupted training goes on "
-        "where it was when the same command is given again.",
+        description="Train a posterior over worlds on a dataset. The same command resumes an "
+        "interrupted training.",
     )
-    from neubay import data, experiment, preflight, world
+    from neubay import experiment, preflight, world
     from neubay.commands.display import stopped, world_progress
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
-    dataset = data.load(settings.dataset, settings.task)
+    dataset = named.load()
     directory = flags.out or experiment.world_directory(dataset, config, flags.seed)
     console.print(
         f"[bold]{dataset.name}[/]: {len(dataset.world_rows):,} transitions; preset "
-        f"{settings.preset or default_preset()}: {config.pool} members of {config.depth} x "
+        f"{settings.preset_name}: {config.pool} members of {config.depth} x "
         f"{config.width}, the best {config.members} kept\nworld directory {directory}"
     )
     if not world.is_whole(directory):

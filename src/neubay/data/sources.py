@@ -12,7 +12,7 @@ What a file holds is told by the names of its arrays, not by its prefix or its e
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,27 @@ class Place:
         return Path(self.where)
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A dataset that was found and opened, but not read through."""
+
+    known: Task | None
+    """The task that was asked for, is recorded with the data, or that its name says."""
+    published: str | None
+    """The name of the paper's dataset that it is."""
+    rows: Rows | None
+    """What a file holds; none for Minari and the built-in dataset."""
+    read: Callable[[int], Dataset]
+    """Reads it, given the bytes of the tape beyond which it is memory-mapped."""
+
+    @property
+    def task(self) -> Task | None:
+        """The task that the dataset will have, but for the horizon of one made from the data."""
+        if self.known is None and self.rows is not None:
+            return anonymous_task(self.rows, Path(self.rows.file).stem)
+        return self.known
+
+
 def load(
     spec: str | Path, task: Task | str | None = None, *, memory_limit: int = MEMORY_LIMIT
 ) -> Dataset:
@@ -62,51 +83,43 @@ def load(
 
     Args:
         spec: where it is, in one of the forms above.
-        task: the task or the name of one. Without it: the task recorded in the file, then the
-            one that the name of the dataset tells, then one with the data's sizes alone.
+        task: the task or the name of one. Unless given, it is the task recorded in the file, or
+            the one that the dataset's name says, or else one with the data's sizes alone.
         memory_limit: bytes of the tape beyond which it is kept in the cache and memory-mapped.
     """
-    place = locate(str(spec))
+    with open_source(locate(str(spec)), task) as source:
+        return source.read(memory_limit)
+
+
+@contextmanager
+def open_source(place: Place, task: Task | str | None = None) -> Iterator[Source]:
+    """Open a dataset and find out whose it is."""
     wanted = get_task(task) if isinstance(task, str) else task
     if place.kind == "builtin":
-        return _builtin(place.where, wanted)
-    if place.kind == "minari":
-        return _minari(place.where, wanted, memory_limit)
-    with open_rows(place.path) as (rows, recorded):
-        known, published = identity(place.path.name, recorded, wanted)
-        tape, chosen = tape_of(
-            rows, known, place.path.stem, origin=_origin(place.path), memory_limit=memory_limit
-        )
-    return Dataset(tape, chosen, name=place.path.stem, source=str(place.path), published=published)
+        known, _ = identity(place.where, None, wanted)
+        yield Source(known, None, None, lambda _: _builtin(place.where, wanted))
+    elif place.kind == "minari":
+        minari = open_minari(place.where)
+        known, published = identity(minari.name, minari.recorded_task, wanted)
 
+        def read_minari(memory_limit: int) -> Dataset:
+            tape, chosen = minari.tape(known, memory_limit)
+            return Dataset(tape, chosen, minari.name, str(minari.folder), published)
 
-def task_of(spec: str, task: Task | str | None = None) -> tuple[Task | None, str | None]:
-    """The task that `load` would give a dataset, and the paper's dataset that it is.
+        yield Source(known or minari.task, published, None, read_minari)
+    else:
+        path = place.path
+        with open_archive(path) as archive:
+            rows = rows_of(archive)
+            known, published = identity(path.name, archive.task_name, wanted)
 
-    Looks at the data without reading it through. Where that fails, which `load` is to explain,
-    only the name is asked; none where it does not tell.
-    """
-    wanted = get_task(task) if isinstance(task, str) else task
-    try:
-        place = locate(spec)
-        if place.kind == "minari":
-            source = open_minari(place.where)
-            known, published = identity(source.name, source.recorded_task, wanted)
-            return known or source.task, published
-        if place.kind == "file":
-            with open_rows(place.path) as (rows, recorded):
-                known, published = identity(place.path.name, recorded, wanted)
-                return known or anonymous_task(rows, place.path.stem), published
-    except DatasetError:
-        pass
-    return identity(spec.split(":", 1)[-1], None, wanted)
+            def read_file(memory_limit: int) -> Dataset:
+                tape, chosen = tape_of(
+                    rows, known, path.stem, origin=_origin(path), memory_limit=memory_limit
+                )
+                return Dataset(tape, chosen, path.stem, str(path), published)
 
-
-def _minari(where: str, wanted: Task | None, memory_limit: int) -> Dataset:
-    source = open_minari(where)
-    known, published = identity(source.name, source.recorded_task, wanted)
-    tape, chosen = source.tape(known, memory_limit)
-    return Dataset(tape, chosen, name=source.name, source=str(source.folder), published=published)
+            yield Source(known, published, rows, read_file)
 
 
 def locate(spec: str) -> Place:
@@ -202,13 +215,6 @@ def _origin(path: Path) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------- layouts
-
-
-@contextmanager
-def open_rows(path: Path) -> Iterator[tuple[Rows, str | None]]:
-    """The rows of a file, and the name of the task recorded with them."""
-    with open_archive(path) as archive:
-        yield rows_of(archive), archive.task_name
 
 
 def rows_of(archive: Archive) -> Rows:

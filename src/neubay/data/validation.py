@@ -25,8 +25,8 @@ from neubay.data.rows import (
     structure_findings,
     task_findings,
 )
-from neubay.data.sources import identity, load, locate, open_rows
-from neubay.data.store import gather
+from neubay.data.sources import locate, open_source
+from neubay.data.store import MEMORY_LIMIT, gather
 from neubay.errors import NeubayError
 from neubay.tape import transition_rows
 from neubay.tasks import DiscreteActions, Task, get_task
@@ -56,12 +56,11 @@ def _findings(source: str | Path | Dataset, task: Task | None) -> list[Finding]:
     if isinstance(source, Dataset):
         return row_findings(_rows_of_tape(source), task or source.task)
     place = locate(str(source))
-    if place.kind != "file":
-        return _findings(load(source, task), task)
     try:
-        with open_rows(place.path) as (rows, recorded):
-            known, _ = identity(place.path.name, recorded, task)
-            return row_findings(rows, known)
+        with open_source(place, task) as opened:
+            if opened.rows is not None:
+                return row_findings(opened.rows, opened.known)
+            return _findings(opened.read(MEMORY_LIMIT), task)
     except NeubayError as problem:
         return [from_error(problem, place.where)]
 

@@ -54,11 +54,11 @@ def _arm_zero(
 
 def settings(preset: Preset, seed: int, penalty: float) -> TrainConfig:
     """The preset's settings for the bandit with one lambda."""
-    chosen: TrainConfig = config.updated(
-        config.preset(preset, published_settings(get_task("bandit"), None)),
-        {"seed": seed, "rollout": {"penalty": penalty}},
+    return config.resolve(
+        published_settings(get_task("bandit"), None),
+        preset,
+        changes={"seed": seed, "rollout": {"penalty": penalty}},
     )
-    return chosen
 
 
 class Arms(NamedTuple):

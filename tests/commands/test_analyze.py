@@ -22,8 +22,9 @@ from neubay.cli import main
 from neubay.data import load
 from neubay.errors import NeubayError
 from neubay.report.parts import figures
-from neubay.report.parts.tables import END, into_text
+from neubay.report.parts.tables import END
 from neubay.report.studies import world_figures, world_tables
+from neubay.runs.files import write_between
 from neubay.studies import compounding
 
 
@@ -132,8 +133,11 @@ def test_what_is_wrong_is_said(
     assert message in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_tables_refuse_other_documents_and_texts_without_markers() -> None:
+def test_tables_refuse_other_documents_and_texts_without_markers(tmp_path: Path) -> None:
     with pytest.raises(NeubayError, match="one of these has worlds, uncertainty"):
         world_tables.condense([{"worlds": [], "uncertainty": []}])
+    text = tmp_path / "text.md"
+    text.write_text("no markers")
     with pytest.raises(NeubayError, match="needs one line"):
-        into_text("no markers", "tables", world_tables.BEGIN)
+        write_between(text, world_tables.BEGIN, END, "tables")
+    assert text.read_text() == "no markers"

@@ -118,6 +118,11 @@ PRINTED_OTHERWISE = {
 }
 
 
+def printed_average(table: published.Table, column: str) -> float | None:
+    cell = table.average[table.index(column)] if table.average else None
+    return None if cell is None else cell.mean
+
+
 def rounds_to(mean: float, printed: float) -> bool:
     return abs(mean - printed) <= 0.05 + 1e-9
 
@@ -127,7 +132,7 @@ def test_averages_recompute(name: str) -> None:
     table = published.table(name)
     for column in table.columns:
         cells = [table[row, column.name] for row in table.rows]
-        printed = table.printed_average(column.name)
+        printed = printed_average(table, column.name)
         means = [cell.mean for cell in cells if cell is not None]
         if len(means) < len(cells) or column.name == "data":
             assert printed is None, "the paper averages no incomplete column, and not the data's"
@@ -145,7 +150,7 @@ def test_average_in_the_text_and_in_the_table() -> None:
     table = published.table("antmaze")
     results = [published.result(row) for row in table.rows]
     mean = sum(cell.mean for cell in results if cell is not None) / 6
-    assert table.printed_average("NEUBAY") == 28.9 and round(mean, 2) == 28.87
+    assert printed_average(table, "NEUBAY") == 28.9 and round(mean, 2) == 28.87
     for name, ours, best, theirs in [
         ("d4rl_locomotion", 80.1, "VIPO", 83.6),
         ("neorl_locomotion", 64.7, "VIPO", 73.3),
@@ -153,8 +158,8 @@ def test_average_in_the_text_and_in_the_table() -> None:
         ("antmaze", 28.9, "LEQ", 64.9),
     ]:
         table = published.table(name)
-        assert table.printed_average("NEUBAY") == ours
-        assert table.printed_average(best) == theirs
+        assert printed_average(table, "NEUBAY") == ours
+        assert printed_average(table, best) == theirs
 
 
 def test_the_ablation_summary_averages_the_ablations() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from neubay.runs.files import atomic_file
+from neubay.runs.files import atomic_file, write_between
 
 COLUMNS = {
     "gflops": ("GFLOP/s", ".0f"),
@@ -55,8 +55,6 @@ def write_markdown(path: Path, section: str, text: str) -> None:
     begin, end = f"<!-- bench:{section} -->", f"<!-- /bench:{section} -->"
     old = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
     if begin not in old:
-        old = f"{old.rstrip()}\n\n## {section}\n\n{begin}\n{end}\n"
-    head, rest = old.split(begin, 1)
-    _, tail = rest.split(end, 1)
-    with atomic_file(path) as file:
-        file.write(f"{head}{begin}\n{text}\n{end}{tail}".encode())
+        with atomic_file(path) as file:
+            file.write(f"{old.rstrip()}\n\n## {section}\n\n{begin}\n{end}\n".encode())
+    write_between(path, begin, end, text)

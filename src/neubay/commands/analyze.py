@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from neubay import published
 from neubay.errors import NeubayError
-from neubay.runs.files import atomic_file, atomic_write_json, read_json
+from neubay.runs.files import atomic_write_json, read_json, write_between
 from neubay.runs.provenance import provenance
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("an
     ]
     records = [spread.record() for spread in spreads]
     _write(out, "uncertainty", worlds, records, uncertainty_figure(records))
+    levels = (0.5, *published.ZETAS[:-1])  # at 1 it is the largest, which is printed apart
     for spread in spreads:
-        quantiles = ", ".join(f"{p:g}: {spread.quantile(p):.2f}" for p in (0.5, 0.9, 0.99, 0.999))
+        quantiles = ", ".join(f"{p:g}: {spread.quantile(p):.2f}" for p in levels)
         print(
             f"{spread.world} on {spread.data}: U / mean at quantiles {quantiles}; "
             f"largest {spread.normalised[-1]:.2f}"
@@ -175,11 +177,7 @@ def table(
     condensed = world_tables.condense([read_json(path) for path in files])
     if out is not None:
         atomic_write_json(out, condensed)
-    tables = world_tables.markdown(condensed)
-    if text is None:
-        print(tables)
-        return
-    _put_tables(text, tables, world_tables.BEGIN)
+    _put_tables(text, world_tables.markdown(condensed), world_tables.BEGIN)
 
 
 def runs(
@@ -218,11 +216,7 @@ def runs(
         atomic_write_json(out, {"runs": condensed})
     if figure is not None:
         figures.save(train_figures.curves_figure(condensed), figure)
-    tables = train_tables.markdown(condensed)
-    if text is None:
-        print(tables)
-    else:
-        _put_tables(text, tables, train_tables.BEGIN)
+    _put_tables(text, train_tables.markdown(condensed), train_tables.BEGIN)
 
 
 def _default(about: dict[str, Any]) -> dict[str, Any]:
@@ -235,15 +229,14 @@ def _default(about: dict[str, Any]) -> dict[str, Any]:
     return config.resolve(published, preset, variant).model_dump()
 
 
-def _put_tables(text: Path, tables: str, begin: str) -> None:
-    from neubay.report.parts.tables import into_text
+def _put_tables(text: Path | None, tables: str, begin: str) -> None:
+    """Print tables, or write them between the markers of a text."""
+    from neubay.report.parts.tables import END
 
-    try:
-        old = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NeubayError(f"{text}: cannot be read as text: {error}") from None
-    with atomic_file(text) as file:
-        file.write(into_text(old, tables, begin).encode())
+    if text is None:
+        print(tables)
+    else:
+        write_between(text, begin, END, f"\n{tables}\n")
 
 
 def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:

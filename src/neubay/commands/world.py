@@ -10,13 +10,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from neubay import published
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
 from neubay.config import WorldConfig
 
 if TYPE_CHECKING:
     from neubay.world import FittedWorld
-
-_ZETAS = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def show(console: Console, fitted: "FittedWorld") -> None:
     kept = fitted.scores[fitted.kept]
     norm = "LayerNorm" if config.layer_norm else "no LayerNorm"
     outputs = "the reward" if fitted.world.reward_only else "next state and reward"
-    thresholds = [f"{fitted.threshold(zeta):.4g} ({zeta:g})" for zeta in _ZETAS]
+    thresholds = [f"{fitted.threshold(zeta):.4g} ({zeta:g})" for zeta in (0.5, *published.ZETAS)]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     rows = {

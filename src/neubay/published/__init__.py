@@ -19,6 +19,9 @@ Category = Literal["low-quality", "moderate coverage", "narrow coverage"]
 BenchmarkName = Literal["d4rl_locomotion", "neorl_locomotion", "adroit", "antmaze"]
 """The paper's four benchmarks; each is also the name of its result table."""
 
+ZETAS = (0.9, 0.99, 0.999, 1.0)
+"""The truncation thresholds zeta that the paper compares."""
+
 TableName = Literal[
     "d4rl_locomotion",
     "neorl_locomotion",
@@ -126,10 +129,6 @@ class Table:
                 f"table '{self.name}' has no row '{row}'; it has {', '.join(self.cells)}"
             )
         return self.cells[row][self.index(column)]
-
-    def printed_average(self, column: str) -> float | None:
-        cell = self.average[self.index(column)] if self.average else None
-        return None if cell is None else cell.mean
 
 
 def _read(name: str) -> dict[str, Any]:

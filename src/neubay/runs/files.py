@@ -49,6 +49,19 @@ def atomic_write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
+def write_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Put `text` between two markers of a text file, and leave the rest of it alone."""
+    try:
+        old = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read as text: {error}") from None
+    if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
+        raise RunError(f"{path}: needs one line '{begin}' and, below it, one line '{end}'")
+    head, tail = old.partition(begin)[0], old.partition(end)[2]
+    with atomic_file(path) as file:
+        file.write(f"{head}{begin}\n{text}\n{end}{tail}".encode())
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:

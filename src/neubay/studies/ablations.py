@@ -31,7 +31,6 @@ Over = Literal["zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm"
 Changes = Iterator[tuple[str, dict[str, Any]]]
 """Names of arms, and what they change in the main setting."""
 
-ZETAS = (1.0, 0.999, 0.99, 0.9)
 SIZES = (20, 5)
 PENALTIES = (0.04, 0.2, 1.0, 5.0)
 LONG_HORIZON, HORIZON_OF_SHORT_EPISODES = 256, 32
@@ -106,7 +105,7 @@ def share_pool(dataset: Dataset, main: TrainConfig, smaller: TrainConfig) -> Non
 
 
 def _zeta(config: TrainConfig, task: Task) -> Changes:
-    for zeta in ZETAS:
+    for zeta in reversed(published.ZETAS):
         yield f"zeta-{zeta:g}", {"rollout": {"zeta": zeta}}
 
 

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from neubay import published
 from neubay.data.dataset import Dataset
 from neubay.errors import DatasetError, WorldError
 from neubay.studies.ranks import auroc, roc, share, spearman
-from neubay.studies.records import ZETAS, Record, check_sizes, scatter_sample
+from neubay.studies.records import Record, check_sizes, scatter_sample
 from neubay.world import FittedWorld, Transitions, World, gather, quantify, split_rows
 
 DANGER = 0.999
@@ -209,7 +210,7 @@ def _assessment(
 ) -> Assessment:
     uncertainty, error = step.uncertainty, step.error
     dangerous = error > level
-    thresholds = [(zeta, fitted.threshold(zeta)) for zeta in ZETAS]
+    thresholds = [(zeta, fitted.threshold(zeta)) for zeta in published.ZETAS]
     false_alarm, caught = roc(uncertainty, dangerous)
     shown = scatter_sample(len(error), seed)
     return Assessment(

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from neubay import published
 from neubay.data.dataset import Dataset
 from neubay.errors import DatasetError, WorldError
 from neubay.studies.ranks import auroc, share, spearman
-from neubay.studies.records import CURVE_POINTS, ZETAS, Record, check_sizes, scatter_sample
+from neubay.studies.records import CURVE_POINTS, Record, check_sizes, scatter_sample
 from neubay.world import FittedWorld, World, WorldStep
 
 EXPLOSION = 10.0
@@ -341,7 +342,7 @@ def _world_errors(
         spearman=spearman(uncertainty, errors),
         severe=float(severe.mean()),
         auroc=auroc(uncertainty, severe),
-        cuts=[_cut(zeta, fitted.threshold(zeta), replayed, spread) for zeta in ZETAS],
+        cuts=[_cut(zeta, fitted.threshold(zeta), replayed, spread) for zeta in published.ZETAS],
         point_uncertainty=uncertainty[shown],
         point_error=errors[shown],
     )

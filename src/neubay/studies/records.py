@@ -15,8 +15,6 @@ from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
 from neubay.world import FittedWorld
 
-ZETAS = (0.9, 0.99, 0.999, 1.0)
-"""The paper's truncation thresholds."""
 CURVE_POINTS = 200
 SCATTER_POINTS = 2000
 

@@ -34,14 +34,6 @@ class Sample:
         return cls(float(np.mean(scores)), std, len(scores))
 
 
-def normalised_std(std: float, random: float, expert: float) -> float:
-    """The deviation of scores 100 (x - random) / (expert - random), from the deviation of x.
-
-    Shifting returns does not change how they spread, so that only the scale counts.
-    """
-    return 100 * std / abs(expert - random)
-
-
 def interquartile_mean(scores: Float[np.ndarray, "*batch values"]) -> Float[np.ndarray, "*batch"]:
     """IQM: the mean of what remains without the lowest and the highest quarter."""
     return np.asarray(stats.trim_mean(scores, 0.25, axis=-1))

@@ -13,7 +13,6 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from neubay.errors import NeubayError
 from neubay.report.parts.statistics import Sample
 
 _ARROWS = {sign * level: mark * level for sign, mark in ((-1, "▼"), (1, "▲")) for level in range(4)}
@@ -114,14 +113,7 @@ def _pipes(lines: Sequence[Sequence[str]]) -> str:
 
 
 END = "<!-- end of tables -->"
-
-
-def into_text(text: str, tables: str, begin: str) -> str:
-    """The text with what stands between `begin` and the end marker replaced by the tables."""
-    if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
-        raise NeubayError(f"the text needs one line '{begin}' and, below it, one line '{END}'")
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
+"""The marker below tables that a command writes into a text."""
 
 
 def _markdown_cell(cell: Cell) -> str:

@@ -248,7 +248,7 @@ def test_the_summary_has_uncertainty_per_arm_and_return_per_lambda_and_p1(
     assert len(written["agents"]["0"]["bandits"]["0.7"]["arm_one"]) == 100
     assert (directory / "lambda-0" / "policy.npz").exists()
     with pytest.raises(RunError, match="its penalties is"):
-        bandit.run("paper", 1, directory, overrides=SMALL)
+        bandit.run("paper", 1, directory, penalties=(0.0, 0.01), overrides=SMALL)
 
 
 @pytest.mark.faults("bandit stopped, and killed before its agent began")

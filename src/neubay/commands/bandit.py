@@ -38,21 +38,20 @@ def bandit(
 ) -> None:
     """The two-armed bandit of the paper's Section 3.
 
-    The data shows arm 0 only. A reward ensemble is fitted to it, an agent is trained in it per
-    penalty, and each is played in bandits where arm 1 pays with probability 0.01 to 0.99, beside
-    the exact optimum. Writes summary.json, ensemble.png, returns.png, adaptation.png and the runs.
-    What was interrupted goes on where it was when the same command is given again.
+    The data shows arm 0 only. A reward ensemble is fitted to it, an agent is trained in it for each
+    penalty, and evaluated in bandits where arm 1 pays with probability 0.01 to 0.99, beside the
+    exact optimum. Writes summary.json, ensemble.png, returns.png, adaptation.png and the runs.
+    The same command resumes what was interrupted.
 
     With --theory nothing is trained: both sides of the paper's theorem are computed for the two
     worlds of its proof, one arm paying 1/2 and the other 1/2 - epsilon or 1/2 + epsilon.
 
     Args:
-        preset: Published sizes, or sizes for two cores; by default cpu unless there is an
-            accelerator.
+        preset: Published sizes, or sizes for two cores; cpu unless there is an accelerator.
         seed: Decides data, ensemble and agents.
         out: Directory to write to; runs/bandit-PRESET-seedS if not given.
         penalties: Values of lambda; 0 is the Bayesian agent.
-        encoder_lr: Another learning rate of the recurrent encoder than the preset's.
+        encoder_lr: Learning rate of the recurrent encoder; the preset's unless given.
         theory: Compute the theorem instead.
         epsilon: Theory: by how much the uncertain arm differs from 1/2.
         beta: Theory: share of the data's pulls that are of the uncertain arm.
@@ -69,8 +68,8 @@ def bandit(
 
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
-    asked_for = {"preset": chosen, "seed": seed, "out": directory, "encoder-lr": encoder_lr}
-    flags = [f"--{name}={value}" for name, value in asked_for.items() if value is not None]
+    given = {"preset": chosen, "seed": seed, "out": directory, "encoder-lr": encoder_lr}
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     command = shlex.join(["neubay", "bandit", *flags, "--penalties", *map(str, penalties)])
     with stopped(console, command):
         summary = section_3.run(
@@ -176,78 +175,86 @@ def _theory(
 
 def _statements(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The theorem, line by line; what depends on the data as its expectation over it."""
-    r = record
-
-    def verdict(name: str) -> str:
-        return f"holds with probability {r[f'{name}_holds']:.4g} over the data"
-
-    def positive(name: str) -> str:
-        return f"positive with probability {r[f'{name}_is_positive']:.4g}"
-
     return [
-        (
-            "worlds",
-            f"one arm pays 1/2, the other {0.5 - r['epsilon']:g} (m_-1) or "
-            f"{0.5 + r['epsilon']:g} (m_1, the truth); gamma = {r['gamma']:g}",
-        ),
-        (
-            "data",
-            f"|D| = {r['data_size']:,}, {r['beta']:.3g} of it on the uncertain arm; "
-            f"P_D(m_1) = {r['posterior_of_truth']:.3f} on average",
-        ),
+        *_construction(record),
         ("[bold]policies[/]", ""),
-        ("  robust-optimal", f"never the uncertain arm; misses {r['robust_gap']:.4g} in m_1"),
-        (
-            "  Bayes-optimal",
-            "the uncertain arm while its successes less failures are at least "
-            f"{r['threshold']}; misses {r['bayes_gap']:.4g} in m_1",
-        ),
-        (
-            "  Delta",
-            f"{r['advantage']:.4g}, the advantage of the Bayes-optimal one "
-            f"(above zero with probability {r['advantage_is_positive']:.4g})",
-        ),
+        *_policies(record),
         ("[bold]coverage[/]", ""),
-        ("  C(robust-optimal)", f"{r['robust_coverage']:.4g}"),
+        ("  C(robust-optimal)", f"{record['robust_coverage']:.4g}"),
         (
             "  C_Bayes(ideal), C_Bayes(Bayes-optimal)",
-            f"{r['ideal_coverage']:.4g}, {r['bayes_coverage']:.4g}",
+            f"{record['ideal_coverage']:.4g}, {record['bayes_coverage']:.4g}",
         ),
-        ("[bold]the theorem[/]", f"with delta_0 = {r['delta']:g}"),
+        ("[bold]the theorem[/]", f"with delta_0 = {record['delta']:g}"),
         (
             "  Bayesian gap <= bound",
-            f"{r['bayes_gap']:.4g} <= {r['bayes_gap_bound']:.4g}: " + verdict("bayes_gap_bound"),
+            f"{record['bayes_gap']:.4g} <= {record['bayes_gap_bound']:.4g}: "
+            + _holds(record, "bayes_gap_bound"),
         ),
-        (
-            "  robust gap > bound",
-            f"{r['robust_gap']:.4g} > {r['robust_gap_bound']:.4g}: "
-            + ("holds" if r["robust_gap"] > r["robust_gap_bound"] else "does not hold"),
-        ),
-        (
-            "  Delta > bound",
-            f"{r['advantage']:.4g} > {r['lower_bound']:.4g}: {verdict('lower_bound')}; "
-            f"the bound is {positive('lower_bound')}",
-        ),
+        *_bounds(record, ""),
         ("[bold]as the proof has it[/]", "C(robust-optimal) not computed, but set by beta"),
-        ("  C(robust-optimal)", f"{r['assumed_coverage']:.4g} = (1 - gamma)^4 / (64 beta)"),
-        (
-            "  robust gap > bound",
-            f"{r['robust_gap']:.4g} > {r['robust_gap_bound_as_assumed']:.4g}: "
-            + ("holds" if r["robust_gap"] > r["robust_gap_bound_as_assumed"] else "does not hold"),
-        ),
-        (
-            "  Delta > bound",
-            f"{r['advantage']:.4g} > {r['lower_bound_as_assumed']:.4g}: "
-            f"{verdict('lower_bound_as_assumed')}; "
-            f"the bound is {positive('lower_bound_as_assumed')}",
-        ),
+        ("  C(robust-optimal)", f"{record['assumed_coverage']:.4g} = (1 - gamma)^4 / (64 beta)"),
+        *_bounds(record, "_as_assumed"),
         (
             "  how hard to tell",
-            f"KL {r['divergence']:.3g} if D hides which arm was pulled (the proof's reading), "
-            f"{r['divergence_with_arms']:.3g} if it shows it",
+            f"KL {record['divergence']:.3g} if D hides which arm was pulled (the proof's reading), "
+            f"{record['divergence_with_arms']:.3g} if it shows it",
         ),
         (
             "  epsilon of the proof",
-            f"at most {r['largest_epsilon_of_proof']:.3g}, with beta below 1/32",
+            f"at most {record['largest_epsilon_of_proof']:.3g}, with beta below 1/32",
         ),
     ]
+
+
+def _construction(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    epsilon = record["epsilon"]
+    return [
+        (
+            "worlds",
+            f"one arm pays 1/2, the other {0.5 - epsilon:g} (m_-1) or {0.5 + epsilon:g} "
+            f"(m_1, the truth); gamma = {record['gamma']:g}",
+        ),
+        (
+            "data",
+            f"|D| = {record['data_size']:,}, {record['beta']:.3g} of it on the uncertain arm; "
+            f"P_D(m_1) = {record['posterior_of_truth']:.3f} on average",
+        ),
+    ]
+
+
+def _policies(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("  robust-optimal", f"never the uncertain arm; misses {record['robust_gap']:.4g} in m_1"),
+        (
+            "  Bayes-optimal",
+            "the uncertain arm while its successes less failures are at least "
+            f"{record['threshold']}; misses {record['bayes_gap']:.4g} in m_1",
+        ),
+        (
+            "  Delta",
+            f"{record['advantage']:.4g}, the advantage of the Bayes-optimal one "
+            f"(above zero with probability {record['advantage_is_positive']:.4g})",
+        ),
+    ]
+
+
+def _bounds(record: Mapping[str, Any], reading: str) -> list[tuple[str, str]]:
+    """Both inequalities; `reading` is the ending of their keys."""
+    gap, gap_bound = record["robust_gap"], record[f"robust_gap_bound{reading}"]
+    bound = f"lower_bound{reading}"
+    return [
+        (
+            "  robust gap > bound",
+            f"{gap:.4g} > {gap_bound:.4g}: " + ("holds" if gap > gap_bound else "does not hold"),
+        ),
+        (
+            "  Delta > bound",
+            f"{record['advantage']:.4g} > {record[bound]:.4g}: {_holds(record, bound)}; the bound "
+            f"is positive with probability {record[f'{bound}_is_positive']:.4g}",
+        ),
+    ]
+
+
+def _holds(record: Mapping[str, Any], bound: str) -> str:
+    return f"holds with probability {record[f'{bound}_holds']:.4g} over the data"

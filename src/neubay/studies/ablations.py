@@ -12,8 +12,8 @@ An ablation varies one choice around the setting it is given, its *main* arm:
 | critic | SAC instead of REDQ, with zeta 1 and 0.9 |
 | layernorm | a world without LayerNorm |
 
-What is the main setting already is no arm of its own, and an ablation has the same main arm as any
-other: in one folder they share its runs. Runs that need the same world find it in the cache.
+An arm equal to the main setting is left out. All ablations of a setting have the same main arm, and
+in one folder they share its runs. Runs that need the same world find it in the cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ LONG_HORIZON, HORIZON_OF_SHORT_EPISODES = 256, 32
 SHORT_HORIZONS = (10, 3)
 SAC_ZETAS = (1.0, 0.9)
 KAPPAS = (0.05, 0.5, 0.8)
-"""Of data that is not the paper's: those of its largest benchmark."""
+"""For data that is not the paper's: those of its largest benchmark."""
 MAIN = "main"
 
 
@@ -77,7 +77,7 @@ def arms(over: Over, config: TrainConfig, task: Task) -> list[Arm]:
 def plan(
     over: Over, config: TrainConfig, task: Task, seeds: Sequence[int], folder: Path
 ) -> list[Planned]:
-    """All runs, seed by seed: after each seed the whole ablation can be looked at."""
+    """All runs, seed by seed: after each seed there is a whole ablation to report."""
     return [
         Planned(arm, seed, updated(arm.config, {"seed": seed}), folder / f"{arm.name}-seed{seed}")
         for seed in dict.fromkeys(seeds)

@@ -1,9 +1,9 @@
 """The paper's Section 3: a two-armed bandit of which the data shows one arm only.
 
-One task on the general code. The data are pulls of arm 0, the world is a reward ensemble, which
-agrees on arm 0 and disagrees on arm 1, and agents are trained in it with one uncertainty penalty
-lambda each: none is the Bayesian agent, a heavy one the conservative agent. What each then does in
-bandits with several values of p1 stands beside the exact answers of `theory.py`.
+One task for the general code. The data are pulls of arm 0, and the world is a reward ensemble,
+whose members agree on arm 0 and disagree on arm 1. Agents are trained in it with one uncertainty
+penalty lambda each: lambda = 0 is the Bayesian agent, a large one the conservative agent. Each is
+then evaluated in bandits with several values of p1, beside the exact answers of `theory.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +35,8 @@ from neubay.tasks.environments import Bandit
 from neubay.world import FittedWorld, World
 
 TEST_P1 = Bandit.TEST_P1
-PENALTIES = (0.0, 0.003, 0.01, 0.03)
-"""lambda, in units of U / mean_D(U). Pulls of arm 1 cost lambda (U(1) / U(0) - 1) more."""
 EPISODES = 200
-"""Episodes per test bandit behind the final numbers; curves have the paper's 20."""
+"""Episodes per test bandit of the final evaluation; learning curves have the paper's 20."""
 
 
 def collect_data(seed: int) -> Dataset:
@@ -62,7 +60,7 @@ def settings(preset: Preset, seed: int, penalty: float) -> TrainConfig:
 
 
 class Arms(NamedTuple):
-    """What an ensemble holds about the two arms."""
+    """What an ensemble predicts of the two arms."""
 
     means: Float[np.ndarray, "n 2"]
     """Each member's mean reward of each arm."""
@@ -71,7 +69,7 @@ class Arms(NamedTuple):
 
 
 def view_arms(ensemble: World) -> Arms:
-    """Ask every member about both arms."""
+    """Every member's prediction for both arms."""
     state, action = jnp.zeros((2, 1)), jnp.eye(2)
     standardised = ensemble.predict(state, action).mean[:, :, -1]
     means = ensemble.scaler.reward_mean + standardised * ensemble.scaler.reward_std
@@ -82,7 +80,7 @@ def view_arms(ensemble: World) -> Arms:
 
 
 class TrueBandits(eqx.Module):
-    """Bernoulli bandits in the place of a world, so that a policy is played as it imagines."""
+    """Bernoulli bandits with the interface of a world, so that `imagine` plays a policy in them."""
 
     p0: Float[Array, ""]
     p1: Float[Array, " n"]
@@ -128,7 +126,7 @@ def play(
     episodes: int,
     seed: int,
 ) -> Play:
-    """Let a policy play `episodes` episodes in each of the bandits (p0, p1)."""
+    """Play `episodes` episodes of a policy in each of the bandits (p0, p1)."""
     count, horizon = len(p1) * episodes, dataset.task.horizon
     prefix = imagination.draw_histories(
         np.random.default_rng(seed), dataset.histories, count, "initial"
@@ -157,27 +155,29 @@ def run(
     seed: int,
     directory: Path,
     *,
-    penalties: Sequence[float] = PENALTIES,
+    penalties: Sequence[float],
     overrides: dict[str, Any] | None = None,
     report: Callable[[str], None] = lambda _: None,
     track: Tracker | None = None,
 ) -> dict[str, Any]:
     """Data, ensemble, one agent per lambda, evaluation; written to `directory`/summary.json.
 
-    What was left there is gone on with, and what is finished is read from there.
+    An unfinished run is resumed, a finished one is read.
 
     Args:
+        penalties: lambda, in units of U / mean_D(U): a pull of arm 1 costs
+            lambda (U(1) / U(0) - 1) more than one of arm 0.
         overrides: changes to the preset's settings, such as {"agent": {"encoder_lr": 1e-5}}.
-        report: told what begins.
-        track: where the agents' rows go beside their own files.
+        report: called with a line of text when a part begins.
+        track: called with every row of the agents' metrics.
     """
     if not penalties:
         raise ConfigError("no penalty is given: name one lambda or more, such as 0")
-    configs = {  # settings that cannot work are refused before the directory is theirs
+    configs = {  # checked before the directory is claimed
         penalty: config.updated(settings(preset, seed, penalty), overrides or {})
         for penalty in penalties
     }
-    asked = {
+    about = {
         "kind": "bandit",
         "config": {
             "preset": preset,
@@ -187,7 +187,7 @@ def run(
         },
         "provenance": provenance(),
     }
-    with rundir.claimed(directory, asked), deferred_signals():
+    with rundir.claimed(directory, about), deferred_signals():
         if not rundir.is_finished(directory):
             summary = _run(preset, seed, directory, configs, overrides or {}, report, track)
             atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
@@ -206,25 +206,16 @@ def _run(
 ) -> dict[str, Any]:
     dataset = collect_data(seed)
     report("reward ensemble")
-    world_config = next(iter(configs.values())).world
-    fitted = world.fit(dataset, world_config, seed, directory=directory / "world", report=report)
+    shared = next(iter(configs.values()))  # configs differ in lambda alone
+    fitted = world.fit(dataset, shared.world, seed, directory=directory / "world", report=report)
     arms = view_arms(fitted.world)
     belief = Belief.of_ensemble(arms.means)
-    horizon = dataset.task.horizon
-    _, best = theory.bayes_optimal(belief, horizon)
-    _, worst_case = theory.robust_optimal(belief, horizon)
     summary: dict[str, Any] = {
         "preset": preset,
         "seed": seed,
         "overrides": overrides,
-        "steps": next(iter(configs.values())).agent.steps,
-        "episodes": EPISODES,
-        "test_p1": list(TEST_P1),
-        "data_mean_reward": float(dataset.returns.mean() / horizon),
-        "uncertainty": {str(arm): float(u) for arm, u in enumerate(arms.uncertainty)},
-        "uncertainty_ratio": float(arms.uncertainty[1] / arms.uncertainty[0]),
-        "ensemble_means": np.round(arms.means.astype(float), 4).tolist(),
-        "posterior": {"bayes_optimal": best / horizon, "robust_optimal": worst_case / horizon},
+        "steps": shared.agent.steps,
+        **_describe(dataset, arms, belief),
         "mean_return": {},
         "agents": {},
         "seconds": fitted.seconds,
@@ -242,16 +233,31 @@ def _run(
             trackers=() if track is None else (track,),
             report=report,
         )
-        record = compare(
-            result.policy.mode, dataset, belief, surcharge(fitted, arms, penalty), seed
-        )
-        record["curve"] = list(_curve(result.directory / "metrics.jsonl", seed))
-        summary["agents"][name] = record
+        extra_cost = surcharge(fitted, arms, penalty)
+        agent = compare(result.policy.mode, dataset, belief, extra_cost, seed)
+        agent["curve"] = list(_curve(result.directory / "metrics.jsonl", seed))
+        summary["agents"][name] = agent
         summary["mean_return"][name] = {
-            p1: bandit["mean_return"] for p1, bandit in record["bandits"].items()
+            p1: bandit["mean_return"] for p1, bandit in agent["bandits"].items()
         }
         summary["seconds"] += result.summary["seconds"]["total"]
     return summary
+
+
+def _describe(dataset: Dataset, arms: Arms, belief: Belief) -> dict[str, Any]:
+    """The data, the ensemble, and what is the best that any policy can do in it."""
+    horizon = dataset.task.horizon
+    _, best = theory.bayes_optimal(belief, horizon)
+    _, worst_case = theory.robust_optimal(belief, horizon)
+    return {
+        "episodes": EPISODES,
+        "test_p1": list(TEST_P1),
+        "data_mean_reward": float(dataset.returns.mean() / horizon),
+        "uncertainty": {str(arm): float(u) for arm, u in enumerate(arms.uncertainty)},
+        "uncertainty_ratio": float(arms.uncertainty[1] / arms.uncertainty[0]),
+        "ensemble_means": np.round(arms.means.astype(float), 4).tolist(),
+        "posterior": {"bayes_optimal": best / horizon, "robust_optimal": worst_case / horizon},
+    }
 
 
 def surcharge(fitted: FittedWorld, arms: Arms, penalty: float) -> float:
@@ -309,8 +315,9 @@ def _compare_in(
 
 
 def _curve(metrics: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Mean return per pull and test bandit at every evaluation; episodes tell their bandit by the
-    seed that their environment was reset with."""
+    """Mean return per pull and test bandit at every evaluation; which bandit an episode was in
+    follows from the seed that its environment was reset with."""
+    pulls = get_task("bandit").horizon
     for row in tracking.read_json_lines(metrics):
         if row["kind"] == "evaluation":
             returns = np.asarray(row["returns"])
@@ -318,7 +325,7 @@ def _curve(metrics: Path, seed: int) -> Iterator[dict[str, Any]]:
             yield {
                 "step": row["step"],
                 "mean_return": {
-                    f"{p1:g}": round(float(returns[bandit == number].mean()) / 100, 4)
+                    f"{p1:g}": round(float(returns[bandit == number].mean()) / pulls, 4)
                     for number, p1 in enumerate(TEST_P1)
                 },
             }

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neubay import evaluation, imagination
+from neubay import evaluation, imagination, world
 from neubay.cli import main
 from neubay.config import updated
 from neubay.errors import RunError
@@ -29,7 +29,7 @@ from neubay.studies.theory import Belief
 from neubay.tape import AgentInput
 from neubay.tasks import get_task
 from neubay.tasks.environments import Bandit
-from neubay.world import FittedWorld, fit
+from neubay.world import FittedWorld, World
 
 SMALL = {
     "world": {"pool": 6, "members": 4, "max_epochs": 2},
@@ -47,9 +47,9 @@ SMALL = {
 
 
 class Always(eqx.Module):
-    """A policy that pulls one arm."""
+    """A policy that pulls one arm; which one is data, so that both share a compilation."""
 
-    arm: int = eqx.field(static=True)
+    arm: jax.Array = eqx.field(converter=jnp.asarray)
 
     def initial(self, batch: int) -> Any:
         return jnp.zeros((batch, 1))
@@ -72,9 +72,16 @@ class WinStay(Always):
 
 
 @pytest.fixture(scope="module")
-def fitted() -> FittedWorld:
-    config = updated(bandit.settings("paper", 0, 0.0), SMALL)
-    return fit(bandit.collect_data(0), config.world, 0)
+def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    directory = tmp_path_factory.mktemp("bandit") / "run"
+    record = bandit.run("paper", 1, directory, penalties=(0.0,), overrides=SMALL)
+    return record, directory
+
+
+@pytest.fixture(scope="module")
+def fitted(summary: tuple[dict, Path]) -> FittedWorld:
+    """The world of that run."""
+    return world.load(summary[1] / "world", bandit.collect_data(1))
 
 
 # --- Data and environment ------------------------------------------------------------------------
@@ -133,16 +140,18 @@ def test_the_world_has_no_dynamics(fitted: FittedWorld) -> None:
     state = jnp.zeros((6, 1))
     member = jnp.arange(6) % 4
     keys = jax.random.split(jax.random.key(0), 6)
-    step = fitted.world.step(state, jnp.eye(2)[jnp.arange(6) % 2], member, keys)
+    pulls = jnp.eye(2)[jnp.arange(6) % 2]
+    step = eqx.filter_jit(World.step)(fitted.world, state, pulls, member, keys)
     np.testing.assert_array_equal(step.next_state, state)
-    assert fitted.world.predict(state, jnp.eye(2)[jnp.arange(6) % 2]).mean.shape == (4, 6, 1)
+    prediction = eqx.filter_eval_shape(World.predict, fitted.world, state, pulls)
+    assert prediction.mean.shape == (4, 6, 1)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_rollouts_always_run_from_zero_to_the_horizon(fitted: FittedWorld, penalty: float) -> None:
     """Whatever the uncertainty of what the policy does."""
-    data = bandit.collect_data(0)
-    config = updated(bandit.settings("paper", 0, penalty), SMALL)
+    data = bandit.collect_data(1)
+    config = updated(bandit.settings("paper", 1, penalty), SMALL)
     rules = rollout_rules(config.rollout, data.task, fitted)
     rng = np.random.default_rng(0)
     prefix = imagination.draw_histories(rng, data.histories, 8, config.rollout.start)
@@ -162,7 +171,8 @@ def test_rollouts_always_run_from_zero_to_the_horizon(fitted: FittedWorld, penal
 
 def test_members_are_asked_about_both_arms(fitted: FittedWorld) -> None:
     arms = bandit.view_arms(fitted.world)
-    own = fitted.world.predict(jnp.zeros((1, 1)), jnp.array([[0.0, 1.0]])).mean[:, 0, 0]
+    predict = eqx.filter_jit(World.predict)
+    own = predict(fitted.world, jnp.zeros((1, 1)), jnp.array([[0.0, 1.0]])).mean[:, 0, 0]
     scaler = fitted.world.scaler
     expected = np.asarray(scaler.reward_mean + own * scaler.reward_std)
     np.testing.assert_allclose(arms.means[:, 1], expected, rtol=1e-5)
@@ -179,16 +189,16 @@ def test_members_are_asked_about_both_arms(fitted: FittedWorld) -> None:
 
 def test_play_pulls_what_the_policy_says_and_pays_what_the_bandit_says() -> None:
     data = bandit.collect_data(0)
-    played = bandit.play(Always(1), data, 0.5, TEST_P1, episodes=40, seed=1)
-    assert played.arm_one.shape == (5, 40, 100) and played.arm_one.all()
+    played = bandit.play(Always(1), data, 0.5, TEST_P1, episodes=200, seed=1)
+    assert played.arm_one.shape == (5, 200, 100) and played.arm_one.all()
     np.testing.assert_allclose(played.returns.mean(axis=1), TEST_P1, atol=0.03)
-    played = bandit.play(Always(0), data, 0.2, TEST_P1, episodes=40, seed=1)
+    played = bandit.play(Always(0), data, 0.2, TEST_P1, episodes=200, seed=1)
     assert not played.arm_one.any()
     np.testing.assert_allclose(played.returns.mean(axis=1), 0.2, atol=0.03)
 
 
 def test_play_shows_the_policy_its_own_history() -> None:
-    played = bandit.play(WinStay(0), bandit.collect_data(0), 0.5, (0.3, 0.9), episodes=5, seed=0)
+    played = bandit.play(WinStay(0), bandit.collect_data(0), 0.5, TEST_P1, episodes=100, seed=0)
     arm, paid = played.arm_one, played.rewards > 0
     assert arm[..., 0].all()
     np.testing.assert_array_equal(
@@ -226,13 +236,6 @@ def test_regret_is_measured_against_the_exact_optimum() -> None:
 # --- The whole command ---------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    directory = tmp_path_factory.mktemp("bandit") / "run"
-    record = bandit.run("paper", 1, directory, penalties=(0.0,), overrides=SMALL)
-    return record, directory
-
-
 def test_the_summary_has_uncertainty_per_arm_and_return_per_lambda_and_p1(
     summary: tuple[dict, Path],
 ) -> None:
@@ -252,7 +255,7 @@ def test_the_summary_has_uncertainty_per_arm_and_return_per_lambda_and_p1(
 
 
 @pytest.mark.faults("bandit stopped, and killed before its agent began")
-def test_a_bandit_goes_on(
+def test_a_bandit_resumes(
     summary: tuple[dict, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -281,7 +284,7 @@ def test_a_bandit_goes_on(
     stop_in(bandit, "compare")  # after the agent's last pause
     assert rundir.is_finished(tmp_path / "run")
     assert play() == whole  # finished: read
-    tally(3, "what was finished is read, what was not goes on; the same numbers")
+    tally(3, "what was finished is read, what was not is resumed; the same numbers")
 
 
 def test_curves_give_every_bandit_its_own_episodes(tmp_path: Path) -> None:

@@ -1,10 +1,23 @@
-"""One gradient step of a pool."""
+"""Gradient steps of a pool: members never meet, whatever device they are on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
 
+from helpers.linear_system import CONFIG
 from neubay.config import WorldConfig
-from neubay.world import training
+from neubay.data.dataset import Dataset
+from neubay.errors import WorldError
+from neubay.world import FittedWorld, training, transitions
 from neubay.world.model import Member
+from neubay.world.training import Recipe
 from neubay.world.transitions import Batch
 
 
@@ -17,3 +30,66 @@ def test_flops_of_a_step_are_those_of_its_matrix_products() -> None:
     compiled = jax.jit(jax.grad(training.loss)).lower(member, batch).compile()
     counted = training.training_flops(7, 5, config)
     assert counted <= compiled.cost_analysis()["flops"] <= 1.35 * counted
+
+
+def test_a_pool_that_never_was_finite_is_an_error() -> None:
+    with pytest.raises(WorldError, match="only 1 of 3 members have a finite"):
+        training.select(np.array([np.inf, 0.3, np.inf], np.float32), members=2)
+
+
+def test_a_member_trains_alone_as_it_does_in_the_pool(dataset: Dataset) -> None:
+    rows, _ = transitions.split_rows(dataset.world_rows, CONFIG, seed=0)
+    epochs = transitions.Epochs(dataset, rows, batch=64, batches_per_call=16, seed=0)
+    scaler = transitions.fit_scaler(dataset)
+
+    def trained(places: list[int]) -> training.Learner:
+        alone = CONFIG.model_copy(update={"pool": 1, "members": 1})
+        recipe = Recipe.of(dataset.task, CONFIG if len(places) == CONFIG.pool else alone)
+        keys = training.member_keys(CONFIG.pool, seed=0)[jnp.asarray(places)]
+        learner, _ = training.initialise(keys, recipe)
+        lanes = training.spread(learner, recipe.layout)
+        for epoch in range(2):
+            share = next(epochs.shares(epoch, 0))
+            shuffles = training.epoch_shuffles(keys, epoch, share.chunk)
+            lanes = training.train(lanes, shuffles, share, scaler, recipe)
+        return training.joined(lanes)
+
+    pool = trained([0, 1, 2, 3])
+    for place in (0, 2):
+        alone = trained([place])
+        for leaf, one in zip(jax.tree.leaves(pool), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(leaf[place], one[0], rtol=1e-4, atol=1e-5)
+    first, second = (pool.members.head.weight[n] for n in (0, 1))
+    assert np.abs(first - second).max() > 0.1
+
+
+SHARDED = """
+import json, sys
+from pathlib import Path
+import jax
+from neubay import world
+sys.path.insert(0, sys.argv[1])
+from helpers.linear_system import CONFIG, Linear
+fitted = world.fit(Linear().dataset(4000), CONFIG, seed=0)
+from neubay.world.training import best_layout
+print(json.dumps({
+    "devices": best_layout(CONFIG.pool).mesh.size,
+    "scores": fitted.scores.tolist(),
+    "uncertainty": fitted.data_uncertainty[:200].tolist(),
+}))
+"""
+
+
+def test_a_pool_over_four_devices_is_the_pool_on_one(fitted: FittedWorld) -> None:
+    flags = "--xla_force_host_platform_device_count=4"
+    result = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(Path(__file__).parents[1])],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sharded = json.loads(result.stdout)
+    assert sharded["devices"] == 4
+    np.testing.assert_allclose(sharded["scores"], fitted.scores, atol=1e-5)
+    np.testing.assert_allclose(sharded["uncertainty"], fitted.data_uncertainty[:200], atol=1e-5)

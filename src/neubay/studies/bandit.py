@@ -70,10 +70,15 @@ class Arms(NamedTuple):
 
 def view_arms(ensemble: World) -> Arms:
     """Every member's prediction for both arms."""
+    return Arms(*map(np.asarray, _predict_arms(ensemble)))
+
+
+@eqx.filter_jit
+def _predict_arms(ensemble: World) -> tuple[Float[Array, "n 2"], Float[Array, "2"]]:
     state, action = jnp.zeros((2, 1)), jnp.eye(2)
     standardised = ensemble.predict(state, action).mean[:, :, -1]
     means = ensemble.scaler.reward_mean + standardised * ensemble.scaler.reward_std
-    return Arms(np.asarray(means), np.asarray(ensemble.uncertainty(state, action)))
+    return means, ensemble.uncertainty(state, action)
 
 
 # --- Playing -------------------------------------------------------------------------------------

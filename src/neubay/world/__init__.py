@@ -1,7 +1,8 @@
 """The world: an ensemble of Gaussian members as a posterior over dynamics and rewards.
 
-`fit` trains a pool of members on a dataset and keeps the best N as a `World`; `save` and `load`
-keep it as a directory. Imagination needs `World.step`, its truncation `FittedWorld.threshold`.
+`fit` trains a pool of members on a dataset and keeps the best N as a `World`; `save` and `load` are
+its directory. Imagination draws from `World.select(...).sample` and measures `World.uncertainty`;
+rollouts are cut where that exceeds `FittedWorld.threshold`.
 """
 
 from neubay.world.fitted import EpochRecord, FittedWorld, is_whole, load, save

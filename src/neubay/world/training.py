@@ -28,13 +28,13 @@ from neubay.world.transitions import Batch, Share, Transitions, gather
 
 
 class Learner(eqx.Module):
-    """Members in training; every leaf has the pool's axis in front."""
+    """Members in training; the leading axis of every leaf is the pool's."""
 
     members: Member
     optimiser: optax.OptState
 
 
-Stacked = TypeVar("Stacked")  # every leaf has the pool's axis in front
+Stacked = TypeVar("Stacked")  # the leading axis of every leaf is the pool's
 
 
 class Snapshots(eqx.Module):
@@ -51,7 +51,7 @@ def member_sizes(task: Task) -> tuple[int, int]:
 
 def training_flops(inputs: int, outputs: int, config: WorldConfig) -> int:
     """Flops of the matrix products in one gradient step of one member."""
-    first = inputs * config.width  # nothing asks for the gradient of the inputs
+    first = inputs * config.width  # the gradient of the inputs is not computed
     others = (config.depth - 1) * config.width**2 + config.width * 2 * outputs
     return 2 * config.batch * (2 * first + 3 * others)
 
@@ -70,7 +70,7 @@ class Layout(NamedTuple):
 
     @property
     def sharding(self) -> NamedSharding:
-        """Of arrays with the pool's axis in front."""
+        """Of arrays whose leading axis is the pool's."""
         return NamedSharding(self.mesh, PartitionSpec("pool"))
 
 
@@ -104,7 +104,7 @@ def _cores() -> int:
 def _cpu_options() -> tuple[tuple[str, str], ...]:
     """Leave matrix products to Eigen, which shares one among the cores; the newer kernels do not.
 
-    The option is experimental: where the compiler does not know it, the default has to do.
+    The option is experimental: where the compiler does not know it, the default is used.
     """
     options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
     try:
@@ -154,7 +154,9 @@ class Recipe(NamedTuple):
 
     @staticmethod
     def of(task: Task, config: WorldConfig) -> "Recipe":
-        return Recipe(config, *member_sizes(task), task.reward_only, best_layout(config.pool))
+        # Fits that differ only in when they stop share their compiled steps.
+        steps = config.model_copy(update={"max_epochs": None, "max_steps": None})
+        return Recipe(steps, *member_sizes(task), task.reward_only, best_layout(config.pool))
 
 
 def _optimiser(config: WorldConfig) -> optax.GradientTransformation:
@@ -202,7 +204,8 @@ def errors(member: Member, batch: Batch) -> tuple[Float[Array, " b"], Float[Arra
 def loss(member: Member, batch: Batch) -> Float[Array, ""]:
     """Gaussian negative log-likelihood, mean over the rows that count and over dimensions."""
     _, likelihood = errors(member, batch)
-    return jnp.sum(jnp.where(batch.counts, likelihood, 0)) / jnp.sum(batch.counts)
+    count = jnp.sum(batch.counts).astype(jnp.float32)
+    return jnp.sum(jnp.where(batch.counts, likelihood, 0)) / count
 
 
 def spread(learner: Learner, layout: Layout) -> list[Learner]:
@@ -238,7 +241,7 @@ def train(
 
     if len(lanes) == 1:
         return [advance(lanes[0], shuffles)]
-    # A device runs what one thread gives it in order, and what several give it side by side.
+    # A device runs calls from one thread in order, and calls from several threads in parallel.
     with ThreadPoolExecutor(len(lanes)) as threads:
         parts = jnp.split(shuffles, len(lanes))
         return list(threads.map(lambda *lane: jax.block_until_ready(advance(*lane)), lanes, parts))
@@ -263,7 +266,8 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
             index = shuffled(jnp.where(counts, position, 0), count, keys)
             batch = gather(data, index, counts, scaler, recipe.reward_only)
             gradient = jax.grad(loss)(learner.members, batch)
-            update, state = optimiser.update(gradient, learner.optimiser, learner.members)
+            with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats
+                update, state = optimiser.update(gradient, learner.optimiser, learner.members)
             return Learner(optax.apply_updates(learner.members, update), state)
 
         def group_steps(learner: Learner, keys: UInt32[Array, "group rounds"]) -> Learner:
@@ -320,13 +324,25 @@ def validate(
     return _on_devices(on_device, recipe.layout)(members, (data, scaler))
 
 
-@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("best",))
 def keep_best(
     best: Snapshots, members: Member, score: Float[Array, " pool"], config: WorldConfig
 ) -> tuple[Snapshots, Bool[Array, " pool"]]:
     """Renew the snapshots of the members that improved by enough, and say which did."""
-    unit = jnp.abs(best.score) if config.improvement_kind == "relative" else 1.0
-    enough = best.score - score > config.improvement * unit
+    relative = config.improvement_kind == "relative"
+    return _keep_best(best, members, score, config.improvement, relative=relative)
+
+
+@functools.partial(jax.jit, static_argnames=("improvement", "relative"), donate_argnames=("best",))
+def _keep_best(
+    best: Snapshots,
+    members: Member,
+    score: Float[Array, " pool"],
+    improvement: float,
+    *,
+    relative: bool,
+) -> tuple[Snapshots, Bool[Array, " pool"]]:
+    unit = jnp.abs(best.score) if relative else 1.0
+    enough = best.score - score > improvement * unit
     improved = jnp.isfinite(score) & (jnp.isinf(best.score) | enough)
 
     def renew(old: Array, new: Array) -> Array:

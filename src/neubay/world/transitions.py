@@ -19,9 +19,7 @@ BLOCK = 1 << 8
 """Consecutive transitions that stay together when an epoch is streamed."""
 BLOCKS_PER_CHUNK = 1 << 10
 """Random blocks on the device at once when an epoch is streamed."""
-
-
-_PIECE = 1 << 18  # transitions looked at together when all are read
+_PIECE = 1 << 18  # transitions read at once
 
 
 class Transitions(NamedTuple):
@@ -73,14 +71,13 @@ def gather(
 def fit_scaler(dataset: Dataset) -> Scaler:
     """Means and stds of the transitions' states (each once), actions and rewards."""
     rows = dataset.world_rows
-    states = _moments(lambda piece: dataset.take(piece).state, np.union1d(rows, rows + 1))
-    actions = _moments(lambda piece: dataset.take(piece).action, rows)
-    rewards = _moments(lambda piece: dataset.take(piece).reward, rows)
-    moments = (*states, *actions, *rewards)
-    return Scaler(*(jnp.asarray(moment, jnp.float32) for moment in moments))
+    states = _mean_and_std(lambda piece: dataset.take(piece).state, np.union1d(rows, rows + 1))
+    actions = _mean_and_std(lambda piece: dataset.take(piece).action, rows)
+    rewards = _mean_and_std(lambda piece: dataset.take(piece).reward, rows)
+    return Scaler(*(jnp.asarray(value, jnp.float32) for value in (*states, *actions, *rewards)))
 
 
-def _moments(
+def _mean_and_std(
     take: Callable[[np.ndarray], np.ndarray | Array], rows: Int[np.ndarray, " n"]
 ) -> tuple[Float[np.ndarray, "*d"], Float[np.ndarray, "*d"]]:
     """Mean and std of `take(rows)` in float64, piece by piece; a std of about zero becomes one.

@@ -1,17 +1,46 @@
-"""Shapes in the types are checked at run time under test; real data is used where there is any."""
+"""Shapes in the types are checked at run time under test; real data is used where there is any.
+
+Plain `pytest` runs on several workers (pyproject.toml). The first process of a session gives them,
+and all that they start, one folder for compiled programs and caches, and one thread each.
+"""
 
 import os
+import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-os.environ.setdefault("MUJOCO_GL", "egl")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    SESSION_FOLDER = tempfile.mkdtemp(prefix="neubay-tests-")
+    # A program is compiled once per session. A folder that a developer names is used instead.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(SESSION_FOLDER, "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    # Not the user's: a session starts without data and worlds of earlier ones.
+    os.environ["NEUBAY_CACHE"] = os.path.join(SESSION_FOLDER, "neubay")
+    # Two workers with two threads each would fight for two cores.
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    os.environ.setdefault("MUJOCO_GL", "egl")
 
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook("neubay", "beartype.beartype")
+
+# No deadline: the first example pays for compilation. Derandomised, so that a failure repeats.
+settings.register_profile("neubay", deadline=None, derandomize=True)
+settings.load_profile("neubay")
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(SESSION_FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -24,14 +53,28 @@ def shared_data() -> Path:
     return folder
 
 
-# No deadline: the first example pays for compilation. Derandomised, so that a failure repeats.
-settings.register_profile("neubay", deadline=None, derandomize=True)
-settings.load_profile("neubay")
+# --- The quick part ------------------------------------------------------------------------------
+
+SLOW_SECONDS = 3.0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the tests that take long and are not marked slow; it fails nothing."""
+    seconds: Counter[str] = Counter()
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport) and "slow" not in report.keywords:
+            seconds[report.nodeid] += report.duration
+    long = [(name, spent) for name, spent in seconds.most_common() if spent > SLOW_SECONDS]
+    if long:
+        terminalreporter.section(f"not marked slow, above {SLOW_SECONDS:g} s")
+        for name, spent in long:
+            terminalreporter.write_line(f"{spent:6.1f} s {name}")
 
 
 # --- The table of faults -------------------------------------------------------------------------
 
-FAULTS: dict[str, tuple[int, str]] = {}  # name -> times tried, result
+# name -> place of its first test, times tried, result
+FAULTS: dict[str, tuple[int, int, str]] = {}
 BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
 
 
@@ -43,6 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def count_fault(name: str, place: int, times: int, result: str) -> None:
+    first, before, _ = FAULTS.get(name, (place, 0, ""))
+    FAULTS[name] = (min(first, place), before + times, result)
+
+
 @pytest.fixture
 def tally(request: pytest.FixtureRequest) -> Callable[[int, str], None]:
     """Counts how often a test tried its fault, and with what result."""
@@ -50,17 +98,27 @@ def tally(request: pytest.FixtureRequest) -> Callable[[int, str], None]:
     def count(times: int, result: str) -> None:
         marker = request.node.get_closest_marker("faults")
         assert marker is not None, "only a test of a fault has something to tell"
-        before, _ = FAULTS.get(marker.args[0], (0, ""))
-        FAULTS[marker.args[0]] = (before + times, result)
+        count_fault(marker.args[0], request.session.items.index(request.node), times, result)
 
     return count
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended: add what it tried."""
+    for name, tried in getattr(node, "workeroutput", {}).get("faults", {}).items():
+        count_fault(name, *tried)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        session.config.workeroutput["faults"] = FAULTS  # type: ignore[attr-defined]
+        return
     page = session.config.getoption("--reliability")
     if not page or exitstatus != 0:  # a fault was not withstood: the page is left as it was
         return
-    rows = [f"| {name} | {times:,} | {result} |" for name, (times, result) in FAULTS.items()]
+    ordered = sorted(FAULTS.items(), key=lambda fault: fault[1][0])
+    rows = [f"| {name} | {times:,} | {result} |" for name, (_, times, result) in ordered]
     table = "\n".join(["| fault | tried | result |", "|---|---|---|", *rows]) + "\n"
     text = Path(page).read_text(encoding="utf-8")
     head, tail = text.split(BEGIN)[0], text.split(END)[1]

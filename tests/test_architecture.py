@@ -2,9 +2,14 @@
 
 import ast
 import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "neubay"
@@ -48,9 +53,14 @@ def room_of(path: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_rooms(path: Path) -> set[str]:
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("neubay"):
             parts = (node.module or "").split(".")
             rooms |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
@@ -72,6 +82,99 @@ def test_a_room_imports_only_what_comes_before_it(path: Path) -> None:
     assert room in ALLOWED, f"{room} has no place on the map"
     strays = imported_rooms(path) - ALLOWED[room] - {room, "__version__"}
     assert not strays, f"{path.relative_to(ROOT)} imports {sorted(strays)} against the flow"
+
+
+MAX_LINES = 60  # of a function, its signature and docstring counted
+MAX_MODULES = 16  # directly in src/neubay
+# Still to be split.
+LONG_FUNCTIONS = {
+    "agents/redq.py:_gradient_step",
+    "commands/bandit.py:bandit",
+    "commands/bandit.py:_statements",
+    "commands/data.py:collect",
+    "commands/data.py:_facts",
+    "experiment.py:run",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by its name, packages as their `__init__`."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of ours that a file imports, inside functions too; not those for type checkers."""
+    waiting: list[ast.AST] = [parsed(path)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+def order(graph: dict[str, set[str]]) -> None:
+    """Fails, naming the circle, where no order of the nodes lets each import earlier ones only."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_module_imports_itself_through_others_not_even_inside_a_function() -> None:
+    order({name: set(imports(path)) - {name} for name, path in MODULES.items()})
+
+
+def test_no_room_imports_itself_through_others_not_even_inside_a_function() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if name != "neubay":
+            room = name.split(".")[1]
+            rooms = {other.split(".")[1] for other in imports(path) if other != "neubay"}
+            graph.setdefault(room, set()).update(rooms - {room})
+    order(graph)
+
+
+def test_imports_keep_to_the_contracts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of [tool.importlinter] in pyproject.toml."""
+    settings = ROOT / "pyproject.toml"
+    if "importlinter" not in tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]:
+        pytest.skip("no contracts yet")
+    assert not lint_imports(config_filename=str(settings), no_cache=True), capsys.readouterr().out
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{path.relative_to(PACKAGE)}:{node.name}"
+        for path in MODULES.values()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MAX_LINES
+    }
+    assert not long - LONG_FUNCTIONS, f"over {MAX_LINES} lines: {sorted(long - LONG_FUNCTIONS)}"
+
+
+def test_few_modules_lie_at_the_top() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= MAX_MODULES
+
+
+def test_tests_lie_as_what_they_test() -> None:
+    """A folder of tests is a room of the source; what several files share is in `helpers`."""
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")}
+    strays = [str(f) for f in folders if f.parts[:1] != ("helpers",) and not (PACKAGE / f).is_dir()]
+    assert not strays, f"rooms without a source: {sorted(strays)}"
 
 
 def test_the_map_names_every_room() -> None:

@@ -17,7 +17,8 @@ import pytest
 from neubay import published
 from neubay.data import download as downloads
 from neubay.data import load
-from neubay.data.download import FILES, address, cached_path, download, storage_path
+from neubay.data.catalogue import FILES, address
+from neubay.data.download import cached_path, download, storage_path
 from neubay.errors import DatasetError
 
 NAME = "hopper-medium-v2"
@@ -213,7 +214,7 @@ def test_a_whole_file_is_recorded_cached_and_not_fetched_twice(
 def test_a_download_is_the_papers_dataset_by_name(
     name: str, server: Server, publish: Publish, tmp_path: Path
 ) -> None:
-    scheme = FILES[name].benchmark.scheme
+    scheme = FILES[name].publisher.scheme
     for spec in (name, f"{scheme}:{name}"):
         with pytest.raises(DatasetError, match=rf"data download {name}'.*{scheme}:PATH"):
             load(spec)

@@ -51,7 +51,8 @@ def list_datasets(*, json: Switch = False) -> None:
     """
     from neubay import published
     from neubay.data import builtin
-    from neubay.data.download import address, storage_path
+    from neubay.data.catalogue import address
+    from neubay.data.download import storage_path
     from neubay.data.minari_source import list_minari
     from neubay.tasks import get_task
 
@@ -290,6 +291,7 @@ def download(
         force: Fetch again what is there.
     """
     from neubay.data import download as downloads
+    from neubay.data.catalogue import published_file
 
     is_new = force or not downloads.storage_path(name, out).is_file()
     with _progress(name, "bytes") as advance:
@@ -305,8 +307,8 @@ def download(
         )
     print(path)
     if is_new:
-        file = downloads.FILES[name]
-        title = file.benchmark.title
+        file = published_file(name)
+        title = file.publisher.title
         checked = (
             f"{title} publishes no checksum to compare it with"
             if file.md5 is None

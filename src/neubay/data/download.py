@@ -1,19 +1,17 @@
 """The paper's datasets from their hosts or a mirror: resumable, checked, kept in the cache.
 
-A download grows in `NAME.hdf5.part` or `NAME.npz.part`; a broken connection is taken up where it
+A download grows in `NAME.hdf5.part` or `NAME.npz.part`; a broken connection is resumed where it
 stopped. The file gets its name only when its length is what the server announced, its checksum is
-the published one, and it opens with the arrays of its benchmark. NeoRL publishes MD5 checksums,
+the published one, and it opens with the arrays of its publisher. NeoRL publishes MD5 checksums,
 D4RL none: the SHA-256 of what arrived is written beside it, and every later use is checked against
 that.
 """
 
-import difflib
 import hashlib
 import http.client
 import json
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
@@ -23,134 +21,28 @@ from typing import Any
 
 from neubay import __version__
 from neubay.data.archives import open_archive
+from neubay.data.catalogue import (
+    LOCAL_COPY_WORKS,
+    Publisher,
+    RemoteFile,
+    address,
+    published_file,
+)
 from neubay.data.files import cache_directory, written_whole
 from neubay.errors import DatasetError
 from neubay.runs.files import file_hash
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Who publishes files, where, and what is in each of them."""
-
-    title: str
-    scheme: str
-    """What sources begin with, and the name of its folder in the cache."""
-    host: str
-    suffix: str
-    arrays: tuple[str, ...]
-    """The names without which a file is not one of this benchmark's."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A dataset as its benchmark publishes it."""
-
-    benchmark: Benchmark
-    path: str
-    """Below the host, or below a mirror of it."""
-    md5: str | None = None
-    """The published checksum, where there is one."""
-
-
-D4RL = Benchmark(
-    title="D4RL",
-    scheme="d4rl",
-    host="http://rail.eecs.berkeley.edu/datasets/offline_rl/",
-    suffix=".hdf5",
-    arrays=("observations", "actions", "rewards", "terminals"),
-)
-NEORL = Benchmark(
-    title="NeoRL",
-    scheme="neorl",
-    host="http://datasets.polixir.site/v2/",
-    suffix=".npz",
-    arrays=("obs", "next_obs", "action", "reward", "done", "index"),
-)
-
-_D4RL_PATHS = {
-    **{
-        f"{env}-{tier}-v2": f"gym_mujoco_v2/{env}_{tier.replace('-', '_')}-v2.hdf5"
-        for env in ("halfcheetah", "hopper", "walker2d")
-        for tier in ("random", "medium", "medium-replay", "medium-expert")
-    },
-    **{
-        f"{env}-{tier}-v1": f"hand_dapg_v1/{env}-{tier}-v1.hdf5"
-        for env in ("pen", "door", "hammer")
-        for tier in ("human", "cloned")
-    },
-    **{
-        f"antmaze-{layout}-v2": f"ant_maze_v2/Ant_maze_{maze}_noisy"
-        f"_multistart_{multistart}_multigoal_{multigoal}_sparse_fixed.hdf5"
-        for layout, maze, multistart, multigoal in (
-            ("umaze", "u-maze", False, False),
-            ("umaze-diverse", "u-maze", True, True),
-            ("medium-play", "big-maze", True, False),
-            ("medium-diverse", "big-maze", True, True),
-            ("large-play", "hardest-maze", True, False),
-            ("large-diverse", "hardest-maze", True, True),
-        )
-    },
-}
-
-# Of NeoRL's sizes the paper uses the training files of 1000 trajectories.
-_NEORL_MD5 = {
-    ("HalfCheetah-v3", "Low"): "5afc938d022d5ae6afed25397d457e8d",
-    ("HalfCheetah-v3", "Medium"): "b13bd54a0466f86455939a1175762a2a",
-    ("HalfCheetah-v3", "High"): "e253a2613de6acbbb05ad0441e4949b8",
-    ("Hopper-v3", "Low"): "95a0c17014ba9fc45e739c820f3910ef",
-    ("Hopper-v3", "Medium"): "c54404ee2f9b3eeb9168b35d48dca341",
-    ("Hopper-v3", "High"): "91e711f30d4379cd627f63acfcfeb3c7",
-    ("Walker2d-v3", "Low"): "3e88129538b30400b5b2b81d7f5a0044",
-    ("Walker2d-v3", "Medium"): "a93baf6c53b578cd8c2286ccc1f837d9",
-    ("Walker2d-v3", "High"): "ad15293c78a204fa20bb05e5206d0cb4",
-}
-
-# The paper's 33 datasets by name.
-FILES: dict[str, RemoteFile] = {
-    **{name: RemoteFile(D4RL, path) for name, path in _D4RL_PATHS.items()},
-    **{
-        f"{env}-{tier}": RemoteFile(NEORL, f"{env}/{env}-{tier.lower()}-1000-train-noise.npz", md5)
-        for (env, tier), md5 in _NEORL_MD5.items()
-    },
-}
 
 # Bytes received so far, and in all where the server says so.
 Progress = Callable[[int, int | None], None]
 
 _CHUNK = 1 << 18
 _LONGEST_PAUSE = 30.0
-_LOCAL_PATH_WORKS = (
-    "A copy from anywhere else works too: give its path, d4rl:PATH.hdf5 or neorl:PATH.npz."
-)
-
-
-def published_file(name: str) -> RemoteFile:
-    """What is known about the file of a dataset."""
-    if name in FILES:
-        return FILES[name]
-    close = difflib.get_close_matches(name.replace("_", "-"), FILES, n=1, cutoff=0.6)
-    hint = f"Did you mean '{close[0]}'?" if close else "'neubay data list' shows the names."
-    raise DatasetError(
-        f"'{name}': not the name of a dataset that can be downloaded. {hint} {_LOCAL_PATH_WORKS}"
-    )
-
-
-def address(name: str, mirror: str | None = None) -> str:
-    """Where the file of a dataset is: below its host, or below a mirror of the same layout."""
-    file = published_file(name)
-    host = file.benchmark.host if mirror is None else mirror
-    parts = urllib.parse.urlsplit(host)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise DatasetError(
-            f"mirror '{host}': not an http:// or https:// address. {_LOCAL_PATH_WORKS}"
-        )
-    return host.rstrip("/") + "/" + file.path
 
 
 def storage_path(name: str, directory: Path | None = None) -> Path:
     """Where the file of a dataset is kept once it has been downloaded."""
-    benchmark = published_file(name).benchmark
-    return (directory or cache_directory() / benchmark.scheme) / f"{name}{benchmark.suffix}"
+    publisher = published_file(name).publisher
+    return (directory or cache_directory() / publisher.scheme) / f"{name}{publisher.suffix}"
 
 
 def cached_path(name: str) -> Path | None:
@@ -162,8 +54,9 @@ def cached_path(name: str) -> Path | None:
     return path
 
 
-def verify(name: str, path: Path) -> None:
-    """Raise if the file of a dataset is no longer what its `.sha256` file says it was.
+def verify(name: str, path: Path, expected_sha256: str | None = None) -> None:
+    """Raise if the file of a dataset is no longer what its `.sha256` file says it was, or is not
+    what is expected.
 
     A file without that record was not put there by `download`: it has to have the published
     checksum, where there is one.
@@ -171,13 +64,15 @@ def verify(name: str, path: Path) -> None:
     recorded = _recorded_sha256(path)
     if recorded is None:
         _check_md5(path, path, published_file(name))
+    if recorded is None and expected_sha256 is None:
         return
     actual = file_hash(path)
-    if actual != recorded:
+    if recorded is not None and actual != recorded:
         raise DatasetError(
             f"{path}: changed since it was downloaded: SHA-256 is {actual}, recorded was "
             f"{recorded}. Fetch it again with 'neubay data download {name} --force'."
         )
+    _check_sha256(actual, path, expected_sha256)
 
 
 def download(
@@ -213,8 +108,7 @@ def download(
     if target.is_dir():
         raise DatasetError(f"{target}: is a folder; the file of '{name}' would be put there.")
     if target.is_file() and not force:
-        verify(name, target)
-        _check_sha256(target, target, expected_sha256)
+        verify(name, target, expected_sha256)
         return target
     part = target.with_name(target.name + ".part")
     try:
@@ -223,8 +117,9 @@ def download(
         try:
             _refuse_web_page(part, source)
             _check_md5(part, target, file)
-            digest = _check_sha256(part, target, expected_sha256)
-            _check_arrays(part, source, file.benchmark)
+            digest = file_hash(part)
+            _check_sha256(digest, target, expected_sha256)
+            _check_arrays(part, source, file.publisher)
         except DatasetError:
             _discard(part)
             raise
@@ -281,7 +176,7 @@ def _fetch(
                 kept = f" {reached:,} bytes are kept; the same command resumes." if reached else ""
                 raise DatasetError(
                     f"{source}: {error}; given up after {failures} attempts.{kept} "
-                    f"The host may be down: try later or --mirror URL. {_LOCAL_PATH_WORKS}"
+                    f"The host may be down: try later or --mirror URL. {LOCAL_COPY_WORKS}"
                 ) from None
             time.sleep(min(pause * 2 ** max(failures - 1, 0), _LONGEST_PAUSE))
 
@@ -347,7 +242,7 @@ def _open(source: str, headers: dict[str, str], timeout: float, part: Path) -> A
                 raise _Interrupted(f"the server answered {error.code} {error.reason}") from None
             raise DatasetError(
                 f"{source}: the server answered {error.code} {error.reason}. "
-                f"Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+                f"Try another --mirror URL. {LOCAL_COPY_WORKS}"
             ) from None
     except (OSError, http.client.HTTPException) as error:
         raise _Interrupted(f"cannot be reached ({_reason(error)})") from None
@@ -431,23 +326,23 @@ def _refuse_web_page(part: Path, source: str) -> None:
     if beginning.startswith((b"<!doctype", b"<html")):
         raise DatasetError(
             f"{source}: the server sent a web page, not a data file: the address has moved or asks "
-            f"for a login. Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+            f"for a login. Try another --mirror URL. {LOCAL_COPY_WORKS}"
         )
 
 
-def _check_arrays(part: Path, source: str, benchmark: Benchmark) -> None:
-    """Raise unless the file opens and holds the benchmark's arrays, as plain numbers."""
+def _check_arrays(part: Path, source: str, publisher: Publisher) -> None:
+    """Raise unless the file opens and holds the publisher's arrays, as plain numbers."""
     try:
         with open_archive(part) as archive:
-            for name in benchmark.arrays:
+            for name in publisher.arrays:
                 if name not in archive.keys:
-                    raise DatasetError(f"lacks {benchmark.title}'s array '{name}'.")
+                    raise DatasetError(f"lacks {publisher.title}'s array '{name}'.")
                 archive.column(name)
     except DatasetError as error:
         reason = str(error).removeprefix(f"{part}: ")
         raise DatasetError(
             f"{source}: the file that the server sent is not used: {reason} "
-            f"Try another --mirror URL. {_LOCAL_PATH_WORKS}"
+            f"Try another --mirror URL. {LOCAL_COPY_WORKS}"
         ) from None
 
 
@@ -476,14 +371,12 @@ def _checked_hex(digest: str) -> str:
     return digest
 
 
-def _check_sha256(path: Path, target: Path, expected: str | None) -> str:
-    digest = file_hash(path)
+def _check_sha256(digest: str, target: Path, expected: str | None) -> None:
     if expected is not None and digest != expected:
         raise DatasetError(
             f"{target.name}: SHA-256 is {digest}, expected {expected}. The file is another version "
             "or was damaged on the way: try another --mirror URL, or check the expected value."
         )
-    return digest
 
 
 def _check_md5(path: Path, target: Path, file: RemoteFile) -> None:
@@ -494,7 +387,7 @@ def _check_md5(path: Path, target: Path, file: RemoteFile) -> None:
         digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if digest != file.md5:
         raise DatasetError(
-            f"{target}: MD5 is {digest}, {file.benchmark.title} publishes {file.md5}. The file is "
+            f"{target}: MD5 is {digest}, {file.publisher.title} publishes {file.md5}. The file is "
             "another version or was damaged on the way: fetch it again with 'neubay data download "
-            f"{target.stem} --force', from another --mirror URL if need be. {_LOCAL_PATH_WORKS}"
+            f"{target.stem} --force', from another --mirror URL if need be. {LOCAL_COPY_WORKS}"
         )

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from neubay.data import builtin, download
 from neubay.data.archives import Archive, open_archive
+from neubay.data.catalogue import FILES
 from neubay.data.dataset import Dataset
 from neubay.data.layout import anonymous_task, tape_of
 from neubay.data.minari_source import is_minari_folder, open_minari
@@ -124,8 +126,6 @@ def open_source(place: Place, task: Task | str | None = None) -> Iterator[Source
 
 def locate(spec: str) -> Place:
     """Find out what a user means."""
-    from neubay.data import builtin, download
-
     scheme, colon, rest = spec.partition(":")
     if colon and scheme in SCHEMES:
         if not rest:
@@ -140,13 +140,13 @@ def locate(spec: str) -> Place:
     path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
     if _exists(path):
         return Place("minari" if is_minari_folder(path) else "file", str(path))
-    if spec in download.FILES:
+    if spec in FILES:
         cached = download.cached_path(spec)
         if cached is None:
-            benchmark = download.FILES[spec].benchmark
+            publisher = FILES[spec].publisher
             raise DatasetError(
                 f"'{spec}': not downloaded yet. Fetch it with 'neubay data download {spec}', or "
-                f"give the path of a copy: {benchmark.scheme}:PATH{benchmark.suffix}."
+                f"give the path of a copy: {publisher.scheme}:PATH{publisher.suffix}."
             )
         return Place("file", str(cached))
     raise DatasetError(f"'{spec}': no such file, and no known dataset.{_suggestion(spec)}")
@@ -160,22 +160,18 @@ def _exists(path: Path) -> bool:
 
 
 def _suggestion(spec: str) -> str:
-    from neubay.data import builtin, download
-
     scheme, colon, rest = spec.partition(":")
     if colon and "/" not in scheme:
         close = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.5)
         if close:
             return f" Did you mean '{close[0]}:{rest}'?"
-    close = difflib.get_close_matches(spec, [*builtin.NAMES, *download.FILES], n=1, cutoff=0.7)
+    close = difflib.get_close_matches(spec, [*builtin.NAMES, *FILES], n=1, cutoff=0.7)
     if close:
         return f" Did you mean '{close[0]}'?"
     return " Check the path; 'neubay data list' shows the names."
 
 
 def _builtin(name: str, task: Task | None) -> Dataset:
-    from neubay.data import builtin
-
     if name not in builtin.NAMES:
         raise DatasetError(
             f"'builtin:{name}': no such dataset. Built in are: {', '.join(builtin.NAMES)}."

@@ -131,6 +131,7 @@ print(json.dumps({name: min(values) for name, values in times.items()}))
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("options", "rows", "turns"),
     [({}, 1_000_000, 12), ({"compression": "gzip"}, 100_000, 4)],

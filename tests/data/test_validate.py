@@ -308,6 +308,7 @@ def test_sources_that_cannot_be_opened_are_a_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_hundred_thousand_rows_in_a_second(tmp_path: Path) -> None:
     rows = 100_000
     log = make_log([100] * (rows // 100), state_size=17, action_size=6)
@@ -317,9 +318,9 @@ def test_a_hundred_thousand_rows_in_a_second(tmp_path: Path) -> None:
             file[key] = values
     validate(path)  # imports and compiles
     load(path)
-    began = time.perf_counter()
+    began = time.process_time()
     load(path)
-    loading = time.perf_counter() - began
-    began = time.perf_counter()
+    loading = time.process_time() - began
+    began = time.process_time()
     assert len(validate(path)) == 1
-    assert time.perf_counter() - began < max(1.0, 40 * loading)
+    assert time.process_time() - began < max(1.0, 40 * loading)

@@ -123,6 +123,7 @@ def test_a_signal_ends_the_wait_for_a_lock(tmp_path: Path) -> None:
     assert stopped.value.signum == signal.SIGTERM
 
 
+@pytest.mark.timing
 def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(
     tmp_path: Path, run: Run
 ) -> None:
@@ -141,6 +142,7 @@ def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_million_rows_are_plotted_within_ten_seconds(tmp_path: Path) -> None:
     """The whole page of a run, with all its figures, from a file of 600 MB."""
     directory = make_run(tmp_path / "run", rows=100)

@@ -1,46 +1,54 @@
 """`neubay data ...`: list, look at, check, convert, collect and download datasets."""
 
-import contextlib
-import json as json_format
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 
-if TYPE_CHECKING:
-    from neubay.data.findings import Finding
-    from neubay.data.summary import Spread, Summary
+from neubay.commands.data_display import (
+    counted,
+    print_json,
+    progress_bar,
+    show_findings,
+    show_list,
+    show_summary,
+    write_json,
+)
 
-# Imports of ours happen inside the commands: `--help` answers at once.
+# Other imports of ours happen inside the commands: `--help` answers at once.
+
+
+def _shown(metavar: str, help: str | None = None) -> Any:
+    """How an argument looks in the help text."""
+    return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
+
 
 Source = Annotated[
     tyro.conf.Positional[str],
-    tyro.conf.arg(
-        metavar="DATASET",
-        help="A file (.hdf5, .npz), a Minari folder, 'minari:ID', 'd4rl:NAME' or 'neorl:NAME' of "
-        "a downloaded dataset, or 'pendulum', the built-in one.",
-        help_behavior_hint="",
+    _shown(
+        "DATASET",
+        "A file (.hdf5, .npz), a Minari folder, 'minari:ID', 'd4rl:NAME' or 'neorl:NAME' of a "
+        "downloaded dataset, or 'pendulum', the built-in one.",
     ),
 ]
-TaskName = Annotated[
-    str | None,
-    tyro.conf.arg(
-        metavar="NAME",
-        help="Task of the data, where its name does not tell.",
-        help_behavior_hint="",
+Target = Annotated[
+    tyro.conf.Positional[str],
+    _shown(
+        "TARGET",
+        "OUT.hdf5 for D4RL's layout; 'minari:ID' for Minari's own folder of datasets; any other "
+        "path for a folder with a Minari dataset.",
     ),
 ]
+Environment = Annotated[
+    tyro.conf.Positional[str], _shown("TASK", "A task such as 'pendulum' or 'd4rl/hopper'.")
+]
+Downloadable = Annotated[
+    tyro.conf.Positional[str], _shown("NAME", "As in 'neubay data list': hopper-medium-v2.")
+]
+TaskName = Annotated[str | None, _shown("NAME", "Task of the data, where its name does not say.")]
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-
-
-def _optional(metavar: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+Count = Annotated[int | None, _shown("N")]
 
 
 def list_datasets(*, json: Switch = False) -> None:
@@ -49,59 +57,22 @@ def list_datasets(*, json: Switch = False) -> None:
     Args:
         json: Print JSON instead of tables.
     """
-    from neubay import published
-    from neubay.data import builtin
-    from neubay.data.catalogue import address
-    from neubay.data.download import storage_path
+    from neubay.data import builtin, download
     from neubay.data.minari_source import list_minari
-    from neubay.tasks import get_task
 
-    paper: list[dict[str, Any]] = [
-        {
-            "name": known.name,
-            "benchmark": published.benchmarks()[known.benchmark].title,
-            "environment": get_task(known.task).env_name,
-            "horizon": get_task(known.task).horizon,
-            "category": known.category,
-            "eta_phi": known.eta_phi,
-            "kappa": known.kappa,
-            "local": str(storage_path(known.name)) if storage_path(known.name).is_file() else None,
-            "download": address(known.name),
-        }
-        for known in published.datasets().values()
-    ]
-    local = list_minari()
+    paper, minari = download.paper_datasets(), list_minari()
     if json:
-        _print_json({"paper": paper, "builtin": list(builtin.NAMES), "minari": local})
-        return
-    console = Console(highlight=False)
-    console.print(f"  {'datasets of the paper':<29}{'category':<18}{'eta_phi':>8}{'kappa':>7}")
-    families: dict[str, list[dict[str, Any]]] = {}
-    for row in paper:
-        family = f"{row['benchmark']}: {row['environment']}, T = {row['horizon']:,}"
-        families.setdefault(family, []).append(row)
-    for family, rows in families.items():
-        console.print(f"[bold]{escape(family)}[/]")
-        for row in rows:
-            eta_phi, kappa = (
-                "-" if row[key] is None else f"{row[key]:g}" for key in ("eta_phi", "kappa")
-            )
-            here = "[green]here[/]" if row["local"] else ""
-            console.print(f"  {row['name']:<29}{row['category']:<18}{eta_phi:>8}{kappa:>7}  {here}")
-    console.print(
-        "\neta_phi and kappa are the paper's best; '-' where all settings scored near zero.\n"
-        "here: in the cache. The others come with 'neubay data download NAME'.\n"
-    )
-    console.print(f"Built in: {', '.join(builtin.NAMES)} (Pendulum-v1, sticky random actions)")
-    console.print("Minari's on this machine: " + (", ".join(local) if local else "none"))
+        print_json({"paper": paper, "builtin": list(builtin.NAMES), "minari": minari})
+    else:
+        show_list(paper, builtin.NAMES, minari)
 
 
 def info(
     dataset: Source,
     *,
     task: TaskName = None,
-    png: Annotated[Path | None, _optional("FILE")] = None,
-    json: Annotated[str | None, _optional("FILE")] = None,
+    png: Annotated[Path | None, _shown("FILE")] = None,
+    json: Annotated[str | None, _shown("FILE")] = None,
 ) -> None:
     """Episodes, returns, lengths, coverage, hash, score and category of a dataset.
 
@@ -114,11 +85,11 @@ def info(
 
     summary = summarise(load(dataset, task))
     if json == "-":
-        _print_json(summary.record())
+        print_json(summary.record())
     else:
-        _show(summary)
+        show_summary(summary)
         if json is not None:
-            _write_json(Path(json), summary.record())
+            write_json(Path(json), summary.record())
     if png is not None:
         from neubay.report.parts import figures
 
@@ -144,23 +115,15 @@ def validate(
     failing = {"error", "warning"} if strict else {"error"}
     code = int(any(finding.severity in failing for finding in findings))
     if json:
-        _print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
-        _show_findings(dataset, findings)
+        show_findings(dataset, findings)
     return code
 
 
 def convert(
     source: Source,
-    target: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="TARGET",
-            help="OUT.hdf5 for D4RL's layout; 'minari:ID' for Minari's own folder of datasets; "
-            "any other path for a folder with a Minari dataset.",
-            help_behavior_hint="",
-        ),
-    ],
+    target: Target,
     *,
     task: TaskName = None,
     force: Switch = False,
@@ -178,33 +141,18 @@ def convert(
         refuse_existing(parse_target(target).path)  # before the source is read
     data = load(source, task)
     place = write(data, target, force=force)
-    print(
-        f"{place.path}: {_count(data.transitions, 'transition')}, hash {data.hash} as in the source"
-    )
+    transitions = counted(data.transitions, "transition")
+    print(f"{place.path}: {transitions}, hash {data.hash} as in the source")
 
 
 def collect(
-    task: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="TASK",
-            help="A task such as 'pendulum' or 'd4rl/hopper'.",
-            help_behavior_hint="",
-        ),
-    ],
-    target: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="TARGET",
-            help="A folder or 'minari:ID' for Minari, OUT.hdf5 for D4RL's layout.",
-            help_behavior_hint="",
-        ),
-    ],
+    task: Environment,
+    target: Target,
     *,
     behaviour: Literal["random", "sticky"] = "random",
     repeat: float = 0.8,
-    episodes: Annotated[int | None, _optional("N")] = None,
-    steps: Annotated[int | None, _optional("N")] = None,
+    episodes: Count = None,
+    steps: Count = None,
     seed: int = 0,
     force: Switch = False,
 ) -> None:
@@ -228,15 +176,12 @@ def collect(
     chosen = get_task(task)
     if episodes is None and steps is None:
         episodes = 100
-    actions: collection.Behaviour
-    if behaviour == "random":
-        actions, label = collection.RandomActions(chosen), "random"
-    else:
-        actions, label = (
-            collection.StickyActions(chosen, repeat),
-            f"sticky random, repeat {repeat:g}",
-        )
-    with _progress("collecting", "steps", steps) as advance:
+    actions = (
+        collection.RandomActions(chosen)
+        if behaviour == "random"
+        else collection.StickyActions(chosen, repeat)
+    )
+    with progress_bar("collecting", "steps", steps) as advance:
         data = collection.collect(
             chosen,
             actions,
@@ -250,29 +195,22 @@ def collect(
         data,
         target,
         force=force,
-        provenance=collection.provenance(chosen, label, seed),
+        provenance=collection.provenance(chosen, actions.label, seed),
         seeds=[collection.reset_seed(seed, episode) for episode in range(data.episodes)],
     )
     print(
-        f"{place.path}: {_count(data.episodes, 'episode')}, "
-        f"{_count(data.transitions, 'transition')}, "
+        f"{place.path}: {counted(data.episodes, 'episode')}, "
+        f"{counted(data.transitions, 'transition')}, "
         f"mean return {data.returns.mean():.1f}, hash {data.hash}"
     )
 
 
 def download(
-    name: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="NAME",
-            help="As in 'neubay data list': hopper-medium-v2.",
-            help_behavior_hint="",
-        ),
-    ],
+    name: Downloadable,
     *,
-    mirror: Annotated[str | None, _optional("URL")] = None,
-    out: Annotated[Path | None, _optional("DIR")] = None,
-    sha256: Annotated[str | None, _optional("HEX")] = None,
+    mirror: Annotated[str | None, _shown("URL")] = None,
+    out: Annotated[Path | None, _shown("DIR")] = None,
+    sha256: Annotated[str | None, _shown("HEX")] = None,
     timeout: float = 30.0,
     retries: int = 5,
     force: Switch = False,
@@ -283,7 +221,7 @@ def download(
     with what arrived.
 
     Args:
-        mirror: Base address that stands in for the benchmark's host, with the same paths below it.
+        mirror: Base address that stands in for the publisher's host, with the same paths below it.
         out: Folder for the file; the cache ($NEUBAY_CACHE or ~/.cache/neubay) if not given.
         sha256: Refuse a file with another SHA-256.
         timeout: Seconds without a byte after which a connection counts as lost.
@@ -294,7 +232,7 @@ def download(
     from neubay.data.catalogue import published_file
 
     is_new = force or not downloads.storage_path(name, out).is_file()
-    with _progress(name, "bytes") as advance:
+    with progress_bar(name, "bytes") as advance:
         path = downloads.download(
             name,
             mirror=mirror,
@@ -319,169 +257,3 @@ def download(
             "and is compared from now on",
             file=sys.stderr,
         )
-
-
-# --- printing ------------------------------------------------------------------------------
-
-
-def _show(summary: "Summary") -> None:
-    from neubay.data.summary import text_histogram
-
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(summary.name)}[/]  [dim]{escape(summary.source)}[/]")
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in _facts(summary):
-        table.add_row(label, escape(text))
-    console.print(table)
-    whole = "cut episodes included" if summary.returns.only_cut else "complete episodes"
-    console.print(f"\n[bold]Returns[/] of {whole}")
-    for line in text_histogram(summary.returns.histogram):
-        console.print("  " + line, no_wrap=True, crop=True)
-
-
-def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
-    """What is said of a dataset, line by line."""
-    returns, endings, coverage = summary.returns, summary.endings, summary.coverage
-    environment = f"environment {summary.environment}" if summary.environment else "no environment"
-    yield "task", f"{summary.task}, {environment}, T = {summary.horizon:,}"
-    yield (
-        "sizes",
-        f"{_count(summary.state_size, 'state dimension')}, "
-        + _count(
-            summary.action_size, "action" if summary.actions == "discrete" else "action dimension"
-        ),
-    )
-    yield "hash", summary.hash
-    episodes = _count(summary.episodes, "episode")
-    yield "data", f"{_count(summary.transitions, 'transition')} in {episodes}"
-    ways = [
-        f"{count:,} {way}"
-        for count, way in (
-            (endings.terminal, "in a terminal state"),
-            (endings.horizon, f"after T = {summary.horizon:,} steps or more"),
-            (endings.cut, "cut before T without a terminal"),
-        )
-        if count
-    ]
-    yield "episode ends", ", ".join(ways)
-    if summary.runs_past_terminal:
-        yield "", f"{summary.runs_past_terminal:,} run on past a terminal; returns stop there"
-    yield "length", _spread(summary.lengths)
-    yield "return", _spread(returns.whole)
-    if _mean(returns.with_cut) != _mean(returns.whole):
-        yield "", f"{_mean(returns.with_cut)} with the cut episodes"
-    if returns.evaluated != returns.whole:
-        yield "", f"{_mean(returns.evaluated)} over the first T = {summary.horizon:,} steps"
-    score = summary.score
-    if score.mean is None:
-        yield "score", f"raw returns: {score.reason}"
-    else:
-        cut_off = "" if returns.evaluated == returns.whole else " over the first T steps"
-        yield "score", f"{score.mean:.1f}{cut_off} ({score.reference} returns as 0 and 100)"
-    yield "category", f"{summary.category.name} ({summary.category.decided})"
-    yield (
-        "coverage",
-        f"states: effective dimension {coverage.effective_dimension:.1f} of {summary.state_size}, "
-        f"{coverage.occupied:.0%} of a Gaussian cloud's cells occupied",
-    )
-    if coverage.constant_states:
-        yield "", f"constant state dimensions: {', '.join(map(str, coverage.constant_states))}"
-    if coverage.action_freedom is None:
-        shares = ", ".join(f"{share:.0%}" for share in coverage.action_mean)
-        yield "", f"actions: taken {shares}"
-    else:
-        spans = [
-            (high - low) / 2
-            for low, high in zip(coverage.action_low, coverage.action_high, strict=True)
-        ]
-        yield (
-            "",
-            f"actions: {coverage.action_freedom:.0%} of the variance free of the state, "
-            f"{_range(spans)} of the range used, "
-            f"{coverage.saturated:.0%} at a bound",
-        )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _range(shares: list[float]) -> str:
-    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _spread(spread: "Spread") -> str:
-    if spread.min == spread.max:
-        return f"{_number(spread.mean)}, all the same"
-    return (
-        f"{_mean(spread)}, median {_number(spread.median)}, "
-        f"from {_number(spread.min)} to {_number(spread.max)}"
-    )
-
-
-def _mean(spread: "Spread") -> str:
-    return f"{_number(spread.mean)} ± {_number(spread.std)}"
-
-
-def _number(value: float) -> str:
-    if value == round(value):
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3g}"
-
-
-def _show_findings(dataset: str, findings: "list[Finding]") -> None:
-    console = Console(highlight=False)
-    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-    for finding in findings:
-        place = finding.file
-        if finding.key is not None:
-            place += f" '{finding.key}'"
-        if finding.row is not None:
-            place += f" row {finding.row:,}"
-        console.print(f"[{colours[finding.severity]}]{finding.severity}[/] {escape(place)}")
-        text = f"{escape(finding.message)}. [dim]{escape(finding.remedy)}.[/]"
-        console.print(Padding(text, (0, 0, 0, 2)))
-    counts = [
-        _count(count, severity)
-        for severity in colours
-        if (count := sum(finding.severity == severity for finding in findings))
-    ]
-    console.print(f"{escape(dataset)}: {', '.join(counts) if counts else 'nothing found wrong'}")
-
-
-@contextlib.contextmanager
-def _progress(
-    label: str, unit: Literal["steps", "bytes"], total: int | None = None
-) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on the terminal's error stream; silent where that is not a terminal."""
-    from rich import progress as bars
-
-    amount: bars.ProgressColumn = (
-        bars.DownloadColumn() if unit == "bytes" else bars.TextColumn("{task.completed:,} steps")
-    )
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), amount)
-    console = Console(stderr=True)
-    with bars.Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        bar = progress.add_task(label, total=total)
-
-        def advance(done: int, in_all: int | None) -> None:
-            progress.update(bar, completed=done, total=in_all if in_all is not None else total)
-
-        yield advance
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json_format.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    from neubay.data.files import written_whole
-
-    with written_whole(path, overwrite=True) as draft:
-        text = json_format.dumps(value, indent=1, allow_nan=False) + "\n"
-        draft.write_text(text, encoding="utf-8")

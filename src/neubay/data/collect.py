@@ -32,6 +32,7 @@ class RandomActions:
     """Every action is drawn anew, uniformly."""
 
     task: Task
+    label = "random"
 
     def __call__(
         self, memory: Any, inputs: AgentInput, rng: np.random.Generator
@@ -55,6 +56,10 @@ class StickyActions:
             raise DatasetError(
                 f"repeat {self.repeat}: expected a probability of at least 0, below 1."
             )
+
+    @property
+    def label(self) -> str:
+        return f"sticky random, repeat {self.repeat:g}"
 
     def __call__(
         self, memory: Any, inputs: AgentInput, rng: np.random.Generator

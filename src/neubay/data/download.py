@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neubay import __version__
+from neubay import __version__, published
 from neubay.data.archives import open_archive
 from neubay.data.catalogue import (
     LOCAL_COPY_WORKS,
@@ -31,6 +31,7 @@ from neubay.data.catalogue import (
 from neubay.data.files import cache_directory, written_whole
 from neubay.errors import DatasetError
 from neubay.runs.files import file_hash
+from neubay.tasks import get_task
 
 # Bytes received so far, and in all where the server says so.
 Progress = Callable[[int, int | None], None]
@@ -43,6 +44,25 @@ def storage_path(name: str, directory: Path | None = None) -> Path:
     """Where the file of a dataset is kept once it has been downloaded."""
     publisher = published_file(name).publisher
     return (directory or cache_directory() / publisher.scheme) / f"{name}{publisher.suffix}"
+
+
+def paper_datasets() -> list[dict[str, Any]]:
+    """The paper's 33 datasets: what they are, its best settings, and where they are."""
+    benchmarks = published.benchmarks()
+    return [
+        {
+            "name": known.name,
+            "benchmark": benchmarks[known.benchmark].title,
+            "environment": get_task(known.task).env_name,
+            "horizon": get_task(known.task).horizon,
+            "category": known.category,
+            "eta_phi": known.eta_phi,
+            "kappa": known.kappa,
+            "local": str(storage_path(known.name)) if storage_path(known.name).is_file() else None,
+            "download": address(known.name),
+        }
+        for known in published.datasets().values()
+    ]
 
 
 def cached_path(name: str) -> Path | None:

@@ -1,6 +1,6 @@
-"""Evaluation episodes to look at: frames where the environment renders, paths where it is a maze.
+"""Films of evaluation episodes: frames where the environment renders, paths where it is a maze.
 
-Nothing here is scored: `evaluation.py` does that. An episode of the same seed is the same one.
+Nothing is scored here: `evaluation.py` does that. The same seed gives the same episode.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from neubay.tasks import Task, get_task
 from neubay.tasks.environments import AntMaze
 
 FRAMES = 30
-"""Pictures of a film at least, of an episode that has as many steps; at most twice as many."""
+"""A film has at least so many frames, if the episode has the steps, and at most twice as many."""
 
 
 class FilmError(NeubayError):
-    """There is nothing to see, and the message says why."""
+    """There is nothing to show, and the message says why."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MazePaths:
 
 
 def record(policy_file: Path, task_name: str, seed: int = 0) -> Episode:
-    """Play one episode with the saved policy and take pictures of it."""
+    """Play one episode with the saved policy and render it."""
     policy, task = _actor(policy_file, task_name)
     with _renderer(), contextlib.closing(_make(task, render_mode="rgb_array")) as env:
         _follow(env)
@@ -68,7 +68,7 @@ def record(policy_file: Path, task_name: str, seed: int = 0) -> Episode:
 
 
 def maze_paths(policy_file: Path, task_name: str, episodes: int, seed: int = 0) -> MazePaths | None:
-    """Play episodes of an AntMaze and note where they went; none for other tasks."""
+    """Play episodes of an AntMaze and record their paths; none for other tasks."""
     policy, task = _actor(policy_file, task_name)
     with contextlib.closing(_make(task)) as env:
         maze = env.unwrapped
@@ -114,12 +114,12 @@ def _make(task: Task, **options: Any) -> Any:
     assert task.make_env is not None
     try:
         return task.make_env(**options)
-    except TypeError:  # an environment of one's own that knows no rendering
+    except TypeError:  # a user's environment without a render mode
         raise FilmError(f"{task.env_name} does not render, so there is nothing to show.") from None
 
 
 def _follow(env: Any) -> None:
-    """Let the model's own tracking camera film, where it has one: Gymnasium's stays behind."""
+    """Use the model's own tracking camera, where it has one: Gymnasium's does not move along."""
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is not None:
         kind = mujoco.mjtObj.mjOBJ_CAMERA
@@ -146,7 +146,7 @@ def _frame(env: Any, task: Task) -> UInt8[np.ndarray, "height width 3"]:
 
 @contextlib.contextmanager
 def _renderer() -> Iterator[None]:
-    """Without a screen MuJoCo draws through EGL and pygame into memory, unless told otherwise."""
+    """Without a screen MuJoCo draws through EGL and pygame into memory, unless set otherwise."""
     headless = "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ
     wanted = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy"}
     if not headless or sys.platform != "linux":

@@ -91,10 +91,10 @@ def fit(
 ) -> FittedWorld:
     """Train a pool of members on a dataset and keep the best N.
 
-    With a `directory`, the fit goes on where an interrupted one left it there, is saved there, and
-    is read from there once it is finished; a process that trains there is waited for. `progress`
-    may raise KeyboardInterrupt to stop. `report` is told in a sentence what a user should know.
-    `Stopped` is raised where SIGINT or SIGTERM ended it.
+    With a `directory`, the fit is saved there: an interrupted one is resumed, a finished one is
+    read, and another process that trains there is waited for. `progress` may raise
+    KeyboardInterrupt to stop. `report` is called with sentences for the user. After SIGINT or
+    SIGTERM the fit is saved and `Stopped` is raised.
     """
     show = progress or (lambda _: None)
     wanted = identity(dataset.hash, config, seed)
@@ -158,7 +158,7 @@ def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
     """The world of the best few members of a fitted one: what a fit of the same pool that keeps
     so many would give. `dataset` is the one it was fitted on."""
     if members > fitted.world.size:
-        raise WorldError(f"{members} members are asked of a world that kept {fitted.world.size}")
+        raise WorldError(f"{members} members wanted of a world that has {fitted.world.size}")
     best = jax.tree.map(lambda leaf: leaf[:members], fitted.world.members)
     smaller = dataclasses.replace(fitted.world, members=best)
     return dataclasses.replace(
@@ -188,7 +188,7 @@ def _checked_scaler(dataset: Dataset) -> Scaler:
 
 @dataclasses.dataclass
 class State:
-    """A training between two calls: all that is needed to go on."""
+    """A training between two calls: all that is needed to continue."""
 
     lanes: list[Learner]
     best: Snapshots
@@ -348,7 +348,7 @@ def _train_pool(
 
 
 class _Pauses:
-    """Points where the state is whole: it is shown, saved when it is time, and can be left."""
+    """Points where the state is complete: it is shown, saved when due, and signals are obeyed."""
 
     def __init__(
         self, checkpoint: Checkpoint | None, show: Show, signalled: Callable[[], int]

@@ -154,8 +154,8 @@ class Recipe(NamedTuple):
 
     @staticmethod
     def of(task: Task, config: WorldConfig) -> "Recipe":
-        # Fits that differ only in when they stop share their compiled steps.
-        steps = config.model_copy(update={"max_epochs": None, "max_steps": None})
+        # Fits that differ only in when they stop or what they keep share their compiled steps.
+        steps = config.model_copy(update={"max_epochs": None, "max_steps": None, "members": 1})
         return Recipe(steps, *member_sizes(task), task.reward_only, best_layout(config.pool))
 
 

@@ -35,6 +35,7 @@ def train_watched(directory: Path) -> None:
     assert (beside / "terminal").stat().st_size and any((beside / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 def test_neither_the_process_nor_what_watches_nor_scoring_changes_what_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

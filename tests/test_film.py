@@ -67,6 +67,7 @@ def test_every_step_of_a_short_episode_is_a_frame(lamp: Task, tmp_path: Path) ->
     assert [frame[0, 0, 0] for frame in episode.frames] == [0, 40, 80, 120, 160, 200]
 
 
+@pytest.mark.slow
 def test_a_film_shows_what_evaluation_scores(tmp_path: Path) -> None:
     """The pendulum, which needs no graphics to be played: same seed, same return."""
     task = get_task("pendulum")
@@ -116,6 +117,7 @@ def test_reels() -> None:
         assert strip.size == (6 * 206 - 6, 100)
 
 
+@pytest.mark.slow
 def test_mazes_are_seen_from_above(tmp_path: Path) -> None:
     task = get_task("antmaze/umaze")
     path = saved_policy(task, tmp_path / "policy.npz")
@@ -129,6 +131,7 @@ def test_mazes_are_seen_from_above(tmp_path: Path) -> None:
     ) is None  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_report_holds_the_film(lamp: Task, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", environment="Lamp-v0", extra={"task": "lamp"}, rows=20)
     saved_policy(lamp, run / "policy.npz")

@@ -60,6 +60,7 @@ def learned() -> tuple[Agent, AgentState]:
     return agent, state
 
 
+@pytest.mark.slow
 def test_the_mode_is_the_datas_mean_action_and_sigma_its_spread(learned: tuple) -> None:
     _, state = learned
     tape = jax.tree.map(lambda leaf: leaf[0], tapes(99))

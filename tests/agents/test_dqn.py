@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from neubay.agents import dqn
 from neubay.config import AgentConfig
-from neubay.imagination import Policy
+from neubay.imagination import HistoryPolicy
 from neubay.tape import AgentInput, Tape, agent_input, slice_rows
 
 CONFIG = AgentConfig(
@@ -91,6 +91,7 @@ def test_the_network_learns_and_the_target_follows() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_networks_rates_fall_only_where_the_critics_are_told_to() -> None:
     """Adam's first step moves a weight by its rate, or by nothing."""
 
@@ -107,6 +108,7 @@ def test_the_networks_rates_fall_only_where_the_critics_are_told_to() -> None:
     assert falling == pytest.approx([1, 0.5, 0], rel=0.01, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_updates_of_many_tapes_are_updates_one_by_one() -> None:
     tapes = [random_tape(seed) for seed in range(3)]
     together, _ = AGENT.update(
@@ -143,6 +145,7 @@ def test_epsilon_falls_from_one_to_its_end_over_its_share_of_the_steps() -> None
     assert measured == pytest.approx([1.0, 0.775, 0.55, 0.1, 0.1, 0.1, 0.1])
 
 
+@pytest.mark.slow
 def test_the_policy_explores_as_often_as_epsilon_says_and_uniformly() -> None:
     state = AGENT.init(jax.random.key(0))._replace(step=jnp.int32(5))  # epsilon 0.55
     count = 6000
@@ -153,7 +156,7 @@ def test_the_policy_explores_as_often_as_epsilon_says_and_uniformly() -> None:
     shares = {}
     for deterministic in (True, False):
         policy = AGENT.policy(state, deterministic)
-        assert isinstance(policy, Policy)
+        assert isinstance(policy, HistoryPolicy)
         _, action = policy.act(policy.initial(count), inputs, keys)
         assert set(np.unique(action)) <= {0.0, 1.0} and (action.sum(axis=1) == 1).all()
         shares[deterministic] = np.asarray(action).mean(axis=0)
@@ -163,6 +166,7 @@ def test_the_policy_explores_as_often_as_epsilon_says_and_uniformly() -> None:
     np.testing.assert_allclose(shares[False], expected, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_row_acts_the_same_whoever_stands_beside_it() -> None:
     policy = AGENT.policy(AGENT.init(jax.random.key(0)), deterministic=False)
     rng = np.random.default_rng(0)
@@ -191,6 +195,7 @@ def test_recalling_a_history_is_stepping_through_it() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), memory, recalled)
 
 
+@pytest.mark.slow
 def test_it_learns_the_known_values_of_a_tiny_problem() -> None:
     """One state, two actions: 1 ends the episode with reward 1, 0 pays 0 and goes on. With
     gamma = 0.5 the optimum is Q(end) = 1, Q(go on) = 0.5."""

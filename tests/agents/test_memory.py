@@ -54,6 +54,7 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.slow
 def test_sequential_associative_and_single_step_agree_with_their_gradients(
     encoder: Encoder, tape: tuple
 ) -> None:
@@ -64,6 +65,7 @@ def test_sequential_associative_and_single_step_agree_with_their_gradients(
     assert_close(sequential, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", ["sequential", "associative"])
 def test_a_tape_with_resets_is_its_episodes_run_apart(
     encoder: Encoder, tape: tuple, scan: str
@@ -79,6 +81,7 @@ def test_a_tape_with_resets_is_its_episodes_run_apart(
     assert_close(together, loss_and_gradients(apart, encoder, inputs, start))
 
 
+@pytest.mark.slow
 def test_the_encoder_is_its_formula_in_complex_double_precision(
     encoder: Encoder, tape: tuple
 ) -> None:
@@ -107,6 +110,7 @@ def test_the_encoder_is_its_formula_in_complex_double_precision(
     np.testing.assert_allclose(encoder(*tape), np.stack(expected), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_lru_is_that_of_memax(tape: tuple) -> None:
     from memax.equinox.semigroups import lru as oracle
 
@@ -136,6 +140,7 @@ def test_the_lru_is_that_of_memax(tape: tuple) -> None:
 halves = hnp.arrays(np.float32, (2, 9, 3), elements=st.floats(-2, 2, width=32))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(drive=halves, starts=hnp.arrays(bool, 9), initial=halves)
 def test_the_recurrence_is_its_definition_whatever_the_resets(
@@ -179,6 +184,7 @@ def test_nothing_crosses_a_reset_not_even_infinity(scan: str) -> None:
     assert (gradient[2:] > 0).all()
 
 
+@pytest.mark.slow
 def test_recall_is_the_memory_of_having_lived_through_the_history(encoder: Encoder) -> None:
     rows, histories = 150, 4  # more than two blocks of rows
     inputs = jax.random.normal(jax.random.key(3), (rows, histories, INTO))

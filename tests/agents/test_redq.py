@@ -168,6 +168,7 @@ def plain_losses(
     return critic_loss, actor_loss, alpha_loss, jnp.concatenate(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [TINY, SAC], ids=["redq", "sac"])
 def test_the_fused_update_is_the_plain_statement_of_each_loss(
     config: AgentConfig, tape: Tape

@@ -32,6 +32,7 @@ def texts(figure: Figure) -> str:
     return " ".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
 
 
+@pytest.mark.slow
 def test_figures_draw_what_overflowed_and_what_is_undefined(tmp_path: Path) -> None:
     dataset = random_walk(5 * [12], sigma=0.1)
     growing = TRUTH.copy()
@@ -77,6 +78,7 @@ def run(*words: Any) -> int:
     return exit_.value.code or 0
 
 
+@pytest.mark.slow
 def test_the_commands_write_pictures_and_numbers(
     two_worlds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

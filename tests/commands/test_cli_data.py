@@ -124,6 +124,7 @@ def test_info_of_the_builtin_dataset(run: Run) -> None:
     assert code == 0 and "20,000 transitions in 100 episodes" in out
 
 
+@pytest.mark.slow
 def test_every_real_file_is_described_and_valid(
     run: Run, shared_data: Path, tmp_path: Path
 ) -> None:

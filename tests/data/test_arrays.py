@@ -63,6 +63,7 @@ def logs(draw: st.DrawFn) -> Log:
     return log
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     log=logs(),

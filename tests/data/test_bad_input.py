@@ -323,6 +323,7 @@ def contents(draw: st.DrawFn) -> Arrays:
     return {**required, **others}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -370,6 +371,7 @@ def test_truncated_anywhere(tmp_path: Path, kind: str, share: float) -> None:
     valid_or_refused(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

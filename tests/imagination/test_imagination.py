@@ -227,7 +227,10 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+ONE_QUICK = [n if n == "published" else pytest.param(n, marks=pytest.mark.slow) for n in RULES]
+
+
+@pytest.mark.parametrize("name", ONE_QUICK)
 def test_imagine_is_algorithm_2(name: str, dataset: Dataset, world: ToyWorld) -> None:
     rules, policy, key = RULES[name], Adder(), jax.random.key(3)
     scene = make_scene(dataset, seed=1)
@@ -280,6 +283,7 @@ def test_every_ending_but_two_occurs_under_the_published_rules(
     assert not any(ended[Ending.UNCERTAIN] + ended[Ending.TIMEOUT] + ended[Ending.UNACTED])
 
 
+@pytest.mark.slow
 def test_compaction_changes_nothing(dataset: Dataset, world: ToyWorld) -> None:
     scene, rules, key = make_scene(dataset, seed=2), RULES["published"], jax.random.key(5)
     inputs = world, Adder(), scene.branches, scene.member, rules, key
@@ -372,6 +376,7 @@ def test_a_history_that_is_a_whole_episode_gives_no_step(dataset: Dataset, world
     )
 
 
+@pytest.mark.slow
 def test_starting_at_the_initial_state_reads_no_history(dataset: Dataset, world: ToyWorld) -> None:
     scene = make_scene(dataset, start="initial")
     assert not scene.prefix.length.any() and not len(scene.branches.history.start)
@@ -412,6 +417,7 @@ def test_members_are_spread_evenly(rollouts: int, members: int, seed: int) -> No
     assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.slow
 def test_a_world_selected_by_member_steps_as_the_whole_world_does() -> None:
     config = WorldConfig(width=16, depth=2, pool=5, members=5)
     members = jax.vmap(lambda key: Member(STATE + ACTION, STATE + 1, config, key=key))(

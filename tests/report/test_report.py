@@ -510,6 +510,7 @@ def test_the_page_of_one_run(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 100 for path in paths)
 
 
+@pytest.mark.slow
 def test_the_page_of_many_runs(many: list[records.RunRecord], tmp_path: Path) -> None:
     chosen = [run for run in many if run.dataset == "mine"][:6]
     shown = page.many_runs(chosen)
@@ -534,6 +535,7 @@ def test_a_report_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     assert kept.exists() and own.exists(), "what no report wrote stays"
 
 
+@pytest.mark.slow
 def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     nasty = '<script>alert("x")</script>&$\\frac'
     extra = {
@@ -573,6 +575,7 @@ def run_command(*arguments: str) -> int:
     return int(end.value.code or 0)
 
 
+@pytest.mark.slow
 def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     out = tmp_path / "out"
@@ -582,6 +585,7 @@ def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "index.html written" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_left_out_of_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -662,6 +666,7 @@ def fetch(address: str, method: str = "GET", host: str | None = None) -> tuple[i
         return error.code, "", error.headers
 
 
+@pytest.mark.slow
 def test_the_live_page_follows_the_run(live: tuple[Path, str]) -> None:
     directory, address = live
     assert address.startswith("http://127.0.0.1:")

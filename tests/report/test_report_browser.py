@@ -56,6 +56,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name / "index.html" for name in reports}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "many", "paper"])
 def test_pages_load_alone_and_in_peace(
     chromium: Browser, pages: dict[str, Path], name: str
@@ -210,6 +211,7 @@ def progress(directory: Path, step: int) -> None:
         file.write(f'{{"kind": "train", "step": {step}, "q_data": 1.0}}\n')
 
 
+@pytest.mark.slow
 def test_the_live_page_renews_itself_under_its_reader(chromium: Browser, tmp_path: Path) -> None:
     """What was opened stays open, and neither the place on the page nor the focus is lost."""
     directory = make_run(tmp_path / "run", finished=False, rows=20)
@@ -248,6 +250,7 @@ def test_the_live_page_renews_itself_under_its_reader(chromium: Browser, tmp_pat
     assert asked == {address} and chromium.complaints == []
 
 
+@pytest.mark.slow
 def test_the_live_page_is_loaded_again_without_scripts(chromium: Browser, tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", finished=False, rows=20)
     chromium.call("Emulation.setScriptExecutionDisabled", value=True)

@@ -65,6 +65,7 @@ def test_a_spec_that_travels_with_data_makes_the_same_environment(task: tasks.Ta
     assert one[1] == other[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -112,6 +113,7 @@ def test_nothing_is_printed_warned_or_written(
     assert captured.out == captured.err == ""
 
 
+@pytest.mark.slow
 def test_the_hand_is_made_without_advice_to_take_another_release() -> None:
     script = (
         "import sys; from neubay import tasks; tasks.get_task('adroit/door').make_env().close(); "

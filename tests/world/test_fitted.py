@@ -16,6 +16,7 @@ from neubay.world import FittedWorld
 from neubay.world.fitted import CHECKPOINT_FILE
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_is_loaded(
     fitted: FittedWorld, dataset: Dataset, tmp_path: Path
 ) -> None:

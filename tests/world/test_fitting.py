@@ -57,6 +57,7 @@ def test_means_and_sigmas_approach_the_truth(fitted: FittedWorld) -> None:
     np.testing.assert_allclose(sigma, noise, rtol=0.25)
 
 
+@pytest.mark.slow
 def test_uncertainty_shrinks_with_data_and_grows_off_it(fitted: FittedWorld) -> None:
     state, action = fresh_points()
     little = worlds.fit(Linear().dataset(300), CONFIG, seed=0).world
@@ -83,6 +84,7 @@ def test_thresholds_are_quantiles_of_the_data_and_one_is_the_maximum(
     np.testing.assert_allclose(fitted.mean_uncertainty, np.mean(measured), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_bandit_is_unsure_about_the_arm_it_never_saw() -> None:
     task = Task("bandit", state_size=1, actions=DiscreteActions(2), horizon=100, reward_only=True)
     rewards = np.random.default_rng(0).integers(0, 2, 2000).astype(float)
@@ -154,6 +156,7 @@ def test_constant_and_barely_varying_features() -> None:
     np.testing.assert_allclose(scaler.state_std[2], state[:, 2].std(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_ten_transitions_give_a_sane_world_and_one_gives_an_error() -> None:
     data = Linear().dataset(10)
     assert_finite(worlds.fit(data, CONFIG, seed=0), data)
@@ -199,6 +202,7 @@ score_values = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(st.lists(score_values, min_size=3, max_size=3), min_size=12, max_size=12),
@@ -310,6 +314,7 @@ def by_signal() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [by_exception, by_signal])
 def test_interrupted_twice_and_resumed_ends_where_the_uninterrupted_fit_ends(
     dataset: Dataset,
@@ -330,6 +335,7 @@ def test_interrupted_twice_and_resumed_ends_where_the_uninterrupted_fit_ends(
     assert_same(resumed, fitted)
 
 
+@pytest.mark.slow
 def test_a_streamed_fit_is_sane_and_resumes_too(
     dataset: Dataset, fitted: FittedWorld, streaming: None, tmp_path: Path
 ) -> None:

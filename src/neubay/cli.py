@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "data:validate",
         "check a dataset; every finding names file, key, row, remedy",
     ),
+    "data import": ("import_log:import_log", "logged tables (CSV, Parquet) as a dataset"),
     "data convert": ("data:convert", "any source to Minari or D4RL HDF5, loss-free"),
     "data collect": ("data:collect", "roll a behaviour in a task's environment into a dataset"),
     "data download": ("data:download", "fetch a dataset of the paper: resumable, checksummed"),
@@ -111,13 +112,26 @@ def _dispatch(arguments: list[str]) -> int:
         if len(arguments) >= words and name in COMMANDS:
             module, function = COMMANDS[name][0].split(":")
             command = getattr(importlib.import_module(f"neubay.commands.{module}"), function)
-            rest = arguments[words:]
+            rest = _joined(arguments[words:])
             if list(inspect.signature(command).parameters) == ["arguments"]:
                 code = command(rest)  # its flags' defaults depend on other flags
             else:
                 code = tyro.cli(command, args=rest, prog=f"neubay {name}")
             return code if isinstance(code, int) else 0
     return _overview(arguments)
+
+
+def _joined(arguments: list[str]) -> list[str]:
+    """A value that begins with a minus sign, such as a formula, joined to its flag: argparse would
+    take it for a flag. Flags of one dash have one letter."""
+    joined: list[str] = []
+    for word in arguments:
+        follows_flag = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
+        if follows_flag and len(word) > 2 and word[0] == "-" and word[1] != "-":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _overview(arguments: list[str]) -> int:

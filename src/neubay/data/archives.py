@@ -7,7 +7,7 @@ libraries raise over a damaged file becomes a `DatasetError`.
 
 import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,8 @@ import h5py
 import numpy as np
 
 from neubay.data.rows import BLOCK_ROWS, Column, spans
-from neubay.errors import DatasetError
+from neubay.errors import DatasetError, TaskError
+from neubay.tasks import ContinuousActions, DiscreteActions
 
 CHUNK_CACHE = 16 << 20
 """Bytes of decompressed HDF5 chunks kept per array, so that none is decompressed twice."""
@@ -27,6 +28,9 @@ CHUNK_CACHE = 16 << 20
 UNSUSPICIOUS_SIZE = 64 << 20
 HIGHEST_COMPRESSION = 1100
 """An array above the size that claims to be compressed better than deflate ever can is refused."""
+
+ACTION_LOW, ACTION_HIGH, ACTION_COUNT = "action_low", "action_high", "action_count"
+"""The action space of the data: attributes of an HDF5 file, arrays of an npz file."""
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _DAMAGED = "Copy, record or download the file again"
@@ -41,6 +45,8 @@ class Archive:
     column: Callable[[str], Column]
     task_name: str | None = None
     """The task that was recorded with the data, where one was."""
+    actions: ContinuousActions | DiscreteActions | None = None
+    """The action space that was recorded with the data, where one was."""
 
 
 @contextmanager
@@ -124,13 +130,36 @@ def _open_hdf5(path: Path) -> Iterator[Archive]:
             plain = opened.enter_context(path.open("rb", buffering=0))
             keys = [str(key) for key in file]
             task = file.attrs.get("task")
+            actions = recorded_actions(path, file.attrs)
 
         def column(key: str) -> Column:
             with damage_reported(path, key):
                 refuse_link(path, file, key)
                 return hdf5_column(path, key, file[key], plain)
 
-        yield Archive(path, keys, column, task if isinstance(task, str) else None)
+        yield Archive(path, keys, column, task if isinstance(task, str) else None, actions)
+
+
+def recorded_actions(
+    path: Path, values: Mapping[str, Any]
+) -> ContinuousActions | DiscreteActions | None:
+    """The action space that a file names: bounds, or a number of actions; none where it does not.
+
+    Refused, and not ignored, where it cannot be: other bounds would give other actions.
+    """
+    low, high, count = (values.get(name) for name in (ACTION_LOW, ACTION_HIGH, ACTION_COUNT))
+    if low is None and high is None and count is None:
+        return None
+    try:
+        if count is not None:
+            return DiscreteActions(int(np.asarray(count).item()))
+        low, high = (np.atleast_1d(np.asarray(bound, np.float64)) for bound in (low, high))
+        return ContinuousActions(low, high)
+    except (TaskError, ValueError, TypeError) as problem:
+        raise DatasetError(
+            f"{path}: its bounds of actions ('{ACTION_LOW}', '{ACTION_HIGH}') cannot be used: "
+            f"{' '.join(str(problem).split())[:200]}. Store two vectors, low below high."
+        ) from None
 
 
 def _close(path: Path, file: h5py.File) -> None:
@@ -220,7 +249,16 @@ def _open_npz(path: Path) -> Iterator[Archive]:
 
     with file:
         keys = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
-        yield Archive(path, keys, column)
+        small = [key for key in keys if key in (ACTION_LOW, ACTION_HIGH, ACTION_COUNT)]
+        stored = {key: _small(column(key)) for key in small}
+        yield Archive(path, keys, column, actions=recorded_actions(path, stored))
+
+
+def _small(column: Column) -> np.ndarray:
+    """An array of a few numbers, whole."""
+    if not column.values.shape:
+        raise DatasetError(f"'{column.key}' is a single number. Store a vector, one per action.")
+    return column.read(0, min(len(column), 1 << 16))
 
 
 class _NpzValues:

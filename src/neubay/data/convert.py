@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from neubay import __version__
 from neubay import tape as tapes
 from neubay.data import load
+from neubay.data.archives import ACTION_COUNT, ACTION_HIGH, ACTION_LOW
 from neubay.data.dataset import Dataset
 from neubay.data.files import refuse_existing, written_whole
 from neubay.errors import DatasetError
@@ -198,6 +199,10 @@ def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
         for key, value in about.items():
             if value is not None:
                 file.attrs[key] = value if isinstance(value, str) else json.dumps(value)
+        if isinstance(task.actions, DiscreteActions):
+            file.attrs[ACTION_COUNT] = task.actions.n
+        else:
+            file.attrs[ACTION_LOW], file.attrs[ACTION_HIGH] = task.actions.low, task.actions.high
 
 
 def _timeouts(dataset: Dataset) -> Bool[np.ndarray, " transitions"]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,7 +12,9 @@ from jaxtyping import Float, Int
 from neubay.data.layout import Bound, tape_of
 from neubay.data.rows import Column, Rows, spans
 from neubay.data.store import FIELDS, fields, gather, release
+from neubay.data.tables import GAP, frame_table, steps_of
 from neubay.errors import DatasetError
+from neubay.runs.messages import Report, log
 from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
 from neubay.tasks import Task, get_task
 
@@ -83,6 +85,60 @@ class Dataset:
         known = get_task(task) if isinstance(task, str) else task
         tape, chosen = tape_of(rows, known, name, action_bounds=action_bounds)
         return cls(tape=tape, task=chosen, name=name, source=name)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        states: Sequence[str] | None = None,
+        actions: Sequence[str] | None = None,
+        reward: str | None = None,
+        episode: str | None = None,
+        time: str | None = None,
+        terminal: str | None = None,
+        timeout: str | None = None,
+        reward_at: Literal["same", "next"] = "same",
+        gap: float | None = GAP,
+        action_bounds: tuple[Bound, Bound] | None = None,
+        name: str = "frame",
+        report: Report = log,
+    ) -> "Dataset":
+        """A log as a pandas or polars data frame, or as an Arrow table.
+
+        Args:
+            states, actions: names of columns. What is not given is guessed from the names.
+            reward: a column, or a formula of columns such as "-abs(temperature - 21)".
+            episode: a column that tells episodes apart.
+            time: a column of times: rows are sorted by it, and gaps end an episode.
+            terminal, timeout: columns of flags in an episode's last row.
+            reward_at: a row's reward is that of its own action, or of the row before ("next").
+            gap: a time step longer than this many usual ones ends an episode; none: no such end.
+            action_bounds: low and high, one value or one per action; if not given, the range that
+                the data uses.
+            report: told, in a sentence, what was guessed, dropped, sorted or split.
+        """
+        given = {
+            "states": None if states is None else tuple(states),
+            "actions": None if actions is None else tuple(actions),
+            "reward": reward,
+            "episode": episode,
+            "time": time,
+            "terminal": terminal,
+            "timeout": timeout,
+        }
+        imported = steps_of(
+            [frame_table(frame, name)],
+            given,
+            reward_at=reward_at,
+            gap=gap,
+            action_bounds=action_bounds,
+        )
+        for role, why in imported.guessed.items():
+            report(f"{name}: {role}: {getattr(imported.columns, role)} ({why})")
+        for finding in imported.findings:
+            report(str(finding))
+        return cls.from_arrays(**imported.arrays, action_bounds=imported.action_bounds, name=name)
 
     @cached_property
     def bounds(self) -> tuple[Int[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:

@@ -28,15 +28,13 @@ from neubay.data.rows import (
 from neubay.data.store import MEMORY_LIMIT, TapeWriter, build_tape, fields
 from neubay.tape import Tape, episode_bounds
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
+from neubay.tasks.task import MOST_DISCRETE_ACTIONS
 
 BOUNDS_TOLERANCE = 1e-4
 """How far beyond its bounds, as a share of their width, an action is clipped, not refused."""
 
 LONG_RUN = 64
 """Rows from which on a run is faster copied by itself than row by row."""
-
-MOST_DISCRETE_ACTIONS = 1024
-"""Without a task, integers above this are taken for something other than action numbers."""
 
 Bound = int | float | Sequence[int | float] | np.ndarray
 """The low or high end of actions: one for all dimensions, or one each."""
@@ -264,10 +262,13 @@ def _describe(low: np.ndarray, high: np.ndarray) -> str:
 def anonymous_task(rows: Rows, name: str, bounds: tuple[Bound, Bound] | None = None) -> Task:
     """A task with the data's sizes and nothing else: no environment, no termination rule.
 
+    The bounds of its actions are those given, those stored with the data, or else [-1, 1].
+
     Its horizon is none until the episodes are known: see `with_longest_episode`.
     """
-    discrete = _discrete_actions(rows) if bounds is None else None
-    actions = discrete or _box(rows, (-1.0, 1.0) if bounds is None else bounds)
+    actions = rows.recorded_actions if bounds is None else _box(rows, bounds)
+    if actions is None:
+        actions = _discrete_actions(rows) or _box(rows, (-1.0, 1.0))
     return Task(name=name, state_size=rows.states.width, actions=actions, horizon=len(rows))
 
 

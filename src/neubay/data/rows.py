@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from neubay.data.findings import Finding, error
-from neubay.tasks import DiscreteActions, Task
+from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
 BLOCK_ROWS = 1 << 15
 """Rows read at a time: a block of any usual state stays in the processor's cache."""
@@ -89,6 +89,8 @@ class Rows:
     """NeoRL's `index`: the first row of every episode."""
     terminals_mark_any_end: bool = False
     """The flag is Gym's old `done`, true at terminals and at timeouts."""
+    recorded_actions: ContinuousActions | DiscreteActions | None = None
+    """The action space that was stored with the data."""
 
     def __len__(self) -> int:
         return len(self.states)

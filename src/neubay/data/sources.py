@@ -231,7 +231,12 @@ def rows_of(archive: Archive) -> Rows:
         field: None if key is None else archive.column(key)
         for field, key in {**keys, "first_rows": index}.items()
     }
-    return Rows(file=file, terminals_mark_any_end=any_end, **columns)
+    return Rows(
+        file=file,
+        terminals_mark_any_end=any_end,
+        recorded_actions=archive.actions,
+        **columns,
+    )
 
 
 def _missing(file: str, present: list[str], field: str) -> str:

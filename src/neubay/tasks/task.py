@@ -19,6 +19,10 @@ Termination = Callable[
 ]
 
 
+MOST_DISCRETE_ACTIONS = 1024
+"""Integers above this are something other than the numbers of actions."""
+
+
 @dataclass(frozen=True)
 class Reference:
     """Returns that normalise a score to 0 and 100, and where they come from."""
@@ -83,6 +87,12 @@ class DiscreteActions:
 
     n: int
     kind: Literal["discrete"] = "discrete"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MOST_DISCRETE_ACTIONS:
+            raise TaskError(
+                f"discrete actions are 1 to {MOST_DISCRETE_ACTIONS} in number, got {self.n}"
+            )
 
     @property
     def size(self) -> int:

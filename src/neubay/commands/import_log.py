@@ -1,0 +1,140 @@
+"""`neubay data import`: a plant's log as a dataset."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from neubay.errors import ConfigError
+
+# Imports of ours happen inside the command: `--help` answers at once.
+
+Paths = Annotated[
+    tyro.conf.Positional[tuple[str, ...]],
+    tyro.conf.arg(
+        metavar="LOG... OUT",
+        help="Tables (.csv, .csv.gz, .parquet) of the same columns, and where to write: OUT.hdf5, "
+        "'minari:ID', or a folder for a Minari dataset.",
+        help_behavior_hint="",
+    ),
+]
+Names = Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME,...", help_behavior_hint="")]
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+Numbers = Annotated[str | None, tyro.conf.arg(metavar="X|X,X,...", help_behavior_hint="")]
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+
+
+def import_log(
+    paths: Paths,
+    *,
+    states: Names = None,
+    actions: Names = None,
+    reward: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME|FORMULA", help_behavior_hint="")
+    ] = None,
+    episode: Name = None,
+    time: Name = None,
+    terminal: Name = None,
+    timeout: Name = None,
+    action_low: Numbers = None,
+    action_high: Numbers = None,
+    reward_at: Literal["same", "next"] = "same",
+    gap: Annotated[str, tyro.conf.arg(metavar="FACTOR|none")] = "5",
+    dry_run: Switch = False,
+    force: Switch = False,
+) -> None:
+    """Make a dataset of logged tables. Columns that are not named are guessed from their names.
+
+    Args:
+        states: Columns of what is measured.
+        actions: Columns of what is commanded.
+        reward: A column, or a formula of columns: "-abs(temperature - 21) - 0.01 * pump1".
+        episode: A column that tells episodes apart.
+        time: A column of times; rows are sorted by it, and gaps end an episode.
+        terminal: A column of flags: the state in this row is terminal, and the last of its episode.
+        timeout: A column of flags: the log of the episode ends with this row.
+        action_low: The lowest value of the actions, one for all or one each.
+        action_high: The highest.
+        reward_at: A row's reward is that of its own action, or of the action before (next).
+        gap: A time step longer than so many usual ones ends an episode.
+        dry_run: Show what would be read and how, and write nothing.
+        force: Overwrite what is there.
+    """
+    from neubay.data.convert import parse_target, write
+    from neubay.data.dataset import Dataset
+    from neubay.data.files import refuse_existing
+    from neubay.data.tables import open_table, steps_of
+
+    *logs, target = paths or ("",)
+    if not logs:
+        raise ConfigError("name one or more tables, and where to write: data import LOG.csv OUT")
+    if not (dry_run or force):
+        refuse_existing(parse_target(target).path)  # before anything is read
+    imported = steps_of(
+        [open_table(Path(log)) for log in logs],
+        {
+            "states": _names(states),
+            "actions": _names(actions),
+            "reward": reward,
+            "episode": episode,
+            "time": time,
+            "terminal": terminal,
+            "timeout": timeout,
+        },
+        reward_at=reward_at,
+        gap=None if gap.lower() == "none" else _numbers("--gap", gap)[0],
+        action_bounds=_bounds(action_low, action_high),
+    )
+    dataset = Dataset.from_arrays(
+        **imported.arrays, action_bounds=imported.action_bounds, name=Path(logs[0]).stem
+    )
+    console = Console(highlight=False)
+    _show(console, imported, dataset)
+    if dry_run:
+        console.print("Nothing is written (--dry-run).")
+        return
+    place = write(dataset, target, force=force)
+    console.print(f"{place.path}: written; hash {dataset.hash}", markup=False, soft_wrap=True)
+
+
+def _show(console: Console, imported: Any, dataset: Any) -> None:
+    """Which column is what, what was noticed, and what the dataset holds."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for role, value in vars(imported.columns).items():
+        shown = ", ".join(value) if isinstance(value, tuple) else value or "-"
+        why = imported.guessed.get(role, "as given" if value else "")
+        table.add_row(role, escape(shown), f"[dim]{escape(why)}[/]")
+    console.print(table)
+    for finding in imported.findings:
+        console.print(f"[yellow]warning:[/] {escape(str(finding))}", soft_wrap=True)
+    lengths = dataset.bounds[1]
+    console.print(
+        f"{dataset.episodes:,} episodes of {lengths.min():,} to {lengths.max():,} steps, "
+        f"{dataset.transitions:,} in all, {int(dataset.tape.terminated.sum()):,} terminal; "
+        f"mean return {dataset.returns.mean():.4g}"
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{flag} {text}: expected a number, or several with commas") from None
+
+
+def _bounds(low: str | None, high: str | None) -> Any:
+    if low is None and high is None:
+        return None
+    if low is None or high is None:
+        raise ConfigError("give both --action-low and --action-high, or neither")
+    bounds = [_numbers("--action-low", low), _numbers("--action-high", high)]
+    return tuple(bound[0] if len(bound) == 1 else bound for bound in bounds)

@@ -1,0 +1,587 @@
+"""Logs of a plant as tables: CSV, Parquet and data frames -> flat rows -> a dataset.
+
+A row of a log holds what was measured, what was commanded and, where it is known, what it was
+worth. Its columns are given, or guessed from their names, and what was guessed is said. Nothing is
+repaired in silence: rows that are dropped, sorted or split are counted, and every count is a
+finding.
+
+The last row of an episode lends its state only: what its action led to was not logged. So an
+episode of L rows has L - 1 steps, and a terminal flag in its last row marks the step into it.
+"""
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from neubay.data.findings import Finding
+from neubay.data.layout import Bound
+from neubay.errors import DatasetError
+from neubay.tasks.expressions import Expression, parse
+
+RewardAt = Literal["same", "next"]
+
+GAP = 5.0
+"""A time step longer than this many usual ones ends an episode."""
+
+IRREGULAR = 0.5
+"""A time step that is off by more than this share of the usual one is irregular."""
+
+MOST_DISCRETE = 32
+"""Whole numbers with more values than this are a quantity, not the numbers of actions."""
+
+# How columns are called, in lower case, whole or up to a number: the first role that fits.
+_NAMES: dict[str, str] = {
+    "reward": r"reward|rewards|rew|r|return_step",
+    "episode": r"episode(_?id|_?nr|_?number)?|ep|traj(ectory)?(_?id)?|run(_?id)?|batch(_?id)?",
+    "time": r"time(_?stamp)?|timestamp|datetime|date|t|step|time_?step",
+    "terminal": r"terminals?|terminated|terminations?|failed|failure|trip(ped)?",
+    "timeout": r"timeouts?|truncated|truncations?",
+    "actions": r"(a|act|acts|action|actions|u|control|command|cmd|setpoint|valve|pump)",
+    "states": r"(s|o|x|obs|observation|observations|state|states|sensor)",
+}
+_NUMBERED = r"(\d+|[ _.\[-]\w{1,40}\]?)?"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column of a log is what. `reward` is a column or a formula of columns."""
+
+    states: tuple[str, ...]
+    actions: tuple[str, ...]
+    reward: str
+    episode: str | None = None
+    time: str | None = None
+    terminal: str | None = None
+    timeout: str | None = None
+
+    @property
+    def formula(self) -> Expression:
+        return _formula(self.reward)
+
+    def needed(self, names: Iterable[str]) -> list[str]:
+        """The columns to read, in the order of the log."""
+        single = (self.episode, self.time, self.terminal, self.timeout)
+        wanted = {*self.states, *self.actions, *single, *_reward_columns(self.reward, set(names))}
+        return [name for name in names if name in wanted]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The steps of a log, and what was noticed on the way."""
+
+    arrays: dict[str, Any]
+    """The arguments of `Dataset.from_arrays`."""
+    action_bounds: tuple[Bound, Bound] | None
+    """As given, or as guessed; none where actions are discrete."""
+    columns: Columns
+    guessed: dict[str, str]
+    """Role -> why that column was taken for it."""
+    findings: list[Finding]
+
+
+def _formula(reward: str) -> Expression:
+    return parse(reward if re.search(r"[`()+\-*/<>=%]|\s", reward) else f"`{reward}`")
+
+
+def _reward_columns(reward: str, names: set[str]) -> frozenset[str]:
+    """The columns that a reward is made of; a name of a column is itself, whatever it contains."""
+    return frozenset({reward}) if reward in names else _formula(reward).names
+
+
+# --- Which column is what --------------------------------------------------------------------
+
+
+def choose_columns(
+    names: Sequence[str], numeric: Mapping[str, bool], given: Mapping[str, Any], file: str
+) -> tuple[Columns, dict[str, str]]:
+    """The columns that were given, and for the rest those whose names say what they are.
+
+    Args:
+        names: of the log's columns.
+        numeric: whether each holds numbers.
+        given: roles of `Columns` that the user named; others are guessed.
+    """
+    roles = {name: value for name, value in given.items() if value not in (None, ())}
+    for role, value in roles.items():
+        wanted = value if isinstance(value, tuple) else (value,)
+        if role == "reward":
+            wanted = tuple(sorted(_reward_columns(value, set(names))))
+        for name in wanted:
+            if name not in names:
+                shown = ", ".join(f"'{known}'" for known in names[:30])
+                raise DatasetError(
+                    f"{file}: has no column '{name}' ({role}). Its columns: {shown}."
+                )
+    # A reward that is a formula leaves its columns to be states and actions.
+    taken = {n for v in roles.values() for n in (v if isinstance(v, tuple) else (v,))}
+    guessed: dict[str, str] = {}
+    for role, pattern in _NAMES.items():
+        if role in roles:
+            continue
+        several = role in ("states", "actions")
+        free = [n for n in names if n not in taken and (numeric[n] or role in ("episode", "time"))]
+        found = [
+            n for n in free if re.fullmatch(pattern + (_NUMBERED if several else ""), n.lower())
+        ]
+        if not found:
+            continue
+        roles[role] = tuple(found) if several else found[0]
+        taken |= set(found if several else found[:1])
+        guessed[role] = "by name"
+    if "states" not in roles:
+        rest = tuple(n for n in names if n not in taken and numeric[n])
+        if rest:
+            roles["states"], guessed["states"] = rest, "every other column of numbers"
+    for role in ("states", "actions", "reward"):
+        if role not in roles:
+            shown = ", ".join(f"'{known}'" for known in names[:30])
+            flag = f"--{role} NAME" + (",NAME" if role != "reward" else " (or a formula)")
+            raise DatasetError(
+                f"{file}: no column is called like {role}. Its columns: {shown}. Name it: {flag}."
+            )
+    return Columns(**roles), guessed
+
+
+# --- Reading ---------------------------------------------------------------------------------
+
+
+def _arrow(what: str) -> Any:
+    try:
+        return importlib.import_module(what)
+    except ImportError:
+        raise DatasetError(
+            "reading tables needs the package pyarrow. Install it: pip install 'neubay[tables]'."
+        ) from None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file or frame: its columns, and a way to read it in batches."""
+
+    name: str
+    columns: dict[str, bool]
+    """Column -> whether it holds numbers."""
+    batches: Any
+    """A function of the columns wanted that yields Arrow record batches."""
+
+
+def open_table(path: Path) -> Table:
+    """A CSV (.csv, .csv.gz, .tsv, ...) or Parquet file, whatever its size."""
+    pa = _arrow("pyarrow")
+    if not path.is_file():
+        raise DatasetError(f"{path}: no such file. Check the path.")
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(4)
+        if beginning == b"PAR1":
+            return _parquet(path)
+        return _csv(path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+        raise _unreadable(path, problem) from None
+
+
+def _unreadable(path: Path | str, problem: Exception) -> DatasetError:
+    reason = " ".join(str(problem).split())[:300]
+    return DatasetError(f"{path}: cannot be read as a table ({reason}). Check the file.")
+
+
+def _parquet(path: Path) -> Table:
+    parquet = _arrow("pyarrow.parquet")
+    schema = parquet.read_schema(path)
+
+    def batches(wanted: list[str]) -> Iterator[Any]:
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=1 << 18, columns=wanted)
+
+    return Table(str(path), _numeric(schema), batches)
+
+
+def _csv(path: Path) -> Table:
+    csv = _arrow("pyarrow.csv")
+    separator = _separator(path)
+
+    def reader(wanted: list[str] | None) -> Any:
+        return csv.open_csv(
+            path,
+            read_options=csv.ReadOptions(block_size=1 << 24 if wanted else 1 << 20),
+            parse_options=csv.ParseOptions(delimiter=separator),
+            convert_options=csv.ConvertOptions(
+                include_columns=wanted or [], null_values=["", "NA", "NaN", "nan", "null", "None"]
+            ),
+        )
+
+    with reader(None) as first:
+        columns = _numeric(first.schema)
+
+    def batches(wanted: list[str]) -> Iterator[Any]:
+        with reader(wanted) as rows:
+            yield from rows
+
+    return Table(str(path), columns, batches)
+
+
+def _separator(path: Path) -> str:
+    """The character that separates the names of a CSV's columns."""
+    pa = _arrow("pyarrow")
+    with pa.input_stream(str(path)) as stream:
+        head = stream.read(1 << 16).decode("utf-8", errors="replace").splitlines()
+    counts = {mark: head[0].count(mark) for mark in ",;\t|"} if head else {",": 0}
+    return max(counts, key=lambda mark: counts[mark])
+
+
+def _numeric(schema: Any) -> dict[str, bool]:
+    types = _arrow("pyarrow.types")
+    kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    if len(set(schema.names)) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise DatasetError(f"the column '{twice}' is there twice. Rename one of them.")
+    return {f.name: any(kind(f.type) for kind in kinds) for f in schema}
+
+
+def frame_table(frame: Any, name: str) -> Table:
+    """A pandas or polars data frame, or an Arrow table."""
+    pa = _arrow("pyarrow")
+    try:
+        table = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    except (TypeError, ValueError, pa.ArrowException) as problem:
+        raise DatasetError(
+            f"{name}: {type(frame).__name__} is not a data frame that Arrow can read ({problem}). "
+            "Give a pandas or polars frame, or an Arrow table."
+        ) from None
+    index = [column for column in table.column_names if column.startswith("__index_level_")]
+    table = table.drop_columns(index)  # pandas' own, where its rows were chosen or sorted
+    return Table(
+        name, _numeric(table.schema), lambda wanted: iter(table.select(wanted).to_batches(1 << 18))
+    )
+
+
+@dataclass
+class _Log:
+    """The columns of all tables, as arrays."""
+
+    states: Float[np.ndarray, "rows s"]
+    actions: Float[np.ndarray, "rows a"]
+    rewards: Float[np.ndarray, " rows"]
+    terminal: Bool[np.ndarray, " rows"]
+    timeout: Bool[np.ndarray, " rows"]
+    episode: Int[np.ndarray, " rows"]
+    """A number per episode as the log names them; tables are apart."""
+    time: Float[np.ndarray, " rows"] | None
+    whole_actions: bool
+    """The action is one column of whole numbers."""
+
+    def take(self, rows: np.ndarray) -> "_Log":
+        """Some rows, in an order."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        picked = {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in values.items()}
+        return _Log(**picked)
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+def _read(tables: Sequence[Table], columns: Columns) -> _Log:
+    parts: dict[str, list[np.ndarray]] = {}
+    codes: dict[tuple[int, Any], int] = {}
+    whole = len(columns.actions) == 1
+    for number, table in enumerate(tables):
+        wanted = columns.needed(table.columns)
+        try:
+            for batch in table.batches(wanted):
+                arrays = {name: batch.column(name) for name in wanted}
+                whole = whole and _is_whole(arrays[columns.actions[0]])
+                for key, values in _converted(arrays, columns, codes, number, table.name).items():
+                    parts.setdefault(key, []).append(values)
+        except (_arrow("pyarrow").ArrowException, OSError) as problem:
+            raise _unreadable(table.name, problem) from None
+    if not parts or not sum(map(len, parts["rewards"])):
+        raise DatasetError(f"{tables[0].name}: has no rows. Record at least one episode.")
+    joined = {key: np.concatenate(parts.pop(key)) for key in list(parts)}
+    return _Log(time=joined.pop("time", None), whole_actions=whole, **joined)
+
+
+def _is_whole(array: Any) -> bool:
+    return bool(_arrow("pyarrow.types").is_integer(array.type))
+
+
+def _converted(
+    arrays: Mapping[str, Any],
+    columns: Columns,
+    codes: dict[tuple[int, Any], int],
+    table: int,
+    file: str,
+) -> dict[str, np.ndarray]:
+    """One batch as NumPy arrays; a value that is missing becomes NaN."""
+
+    def numbers(name: str) -> Float[np.ndarray, " rows"]:
+        return _floats(arrays[name], name, file)
+
+    def flags(name: str | None, rows: int) -> Bool[np.ndarray, " rows"]:
+        if name is None:
+            return np.zeros(rows, bool)
+        values = numbers(name)
+        if (odd := ~np.isin(values, (0, 1)) & ~np.isnan(values)).any():
+            raise DatasetError(
+                f"{file}: '{name}' holds {values[np.argmax(odd)]:g}, neither 0 nor 1. Give a "
+                "column of flags."
+            )
+        return values == 1
+
+    states = np.stack([numbers(name) for name in columns.states], axis=1)
+    rows = len(states)
+    if columns.reward in arrays:
+        reward = numbers(columns.reward)
+    else:
+        formula = columns.formula
+        with np.errstate(all="ignore"):  # what is not finite is counted and dropped
+            value = formula({name: numbers(name) for name in formula.names}, np)
+        reward = np.broadcast_to(np.asarray(value, np.float64), (rows,))
+    found = {
+        "states": states.astype(np.float32),
+        "actions": np.stack([numbers(n) for n in columns.actions], axis=1).astype(np.float32),
+        "rewards": reward.astype(np.float32),
+        "terminal": flags(columns.terminal, rows),
+        "timeout": flags(columns.timeout, rows),
+        "episode": np.full(rows, codes.setdefault((table, None), len(codes))),
+    }
+    if columns.episode is not None:
+        encoded = arrays[columns.episode].dictionary_encode()
+        number = [codes.setdefault((table, v), len(codes)) for v in encoded.dictionary.to_pylist()]
+        index = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        found["episode"] = np.array([*number, -1])[index]
+    if columns.time is not None:
+        found["time"] = _seconds(arrays[columns.time], columns.time, file)
+    return found
+
+
+def _floats(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
+    pa = _arrow("pyarrow")
+    try:
+        cast = array.cast(pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        raise DatasetError(
+            f"{file}: '{name}' holds {array.type}, not numbers ({str(problem)[:100]}). Choose "
+            "another column, or store numbers."
+        ) from None
+    values: np.ndarray = cast.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _seconds(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
+    """A column of times in seconds: dates and times, or numbers of whatever unit."""
+    pa, types = _arrow("pyarrow"), _arrow("pyarrow.types")
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        try:
+            array = array.cast(pa.timestamp("us"))
+        except pa.ArrowInvalid:
+            raise DatasetError(
+                f"{file}: '{name}' holds text that is no time, such as "
+                f"'{array.drop_null()[0].as_py() if len(array.drop_null()) else ''}'. Store ISO "
+                "times (2026-01-31T12:00:00) or numbers."
+            ) from None
+    if types.is_timestamp(array.type) or types.is_date(array.type):
+        microseconds = array.cast(pa.timestamp("us")).cast(pa.int64())
+        return _floats(microseconds, name, file) / 1e6
+    return _floats(array, name, file)
+
+
+# --- From a log to transitions ---------------------------------------------------------------
+
+
+def steps_of(
+    tables: Sequence[Table],
+    given: Mapping[str, Any],
+    *,
+    reward_at: RewardAt = "same",
+    gap: float | None = GAP,
+    action_bounds: tuple[Bound, Bound] | None = None,
+) -> Imported:
+    """All steps that some tables hold.
+
+    Args:
+        given: roles of `Columns` by name; those that are missing are guessed.
+        reward_at: a row's reward is that of its own action ("same"), or of the action of the row
+            before ("next").
+        gap: a time step longer than this many usual ones ends an episode; none for no such end.
+        action_bounds: low and high of the actions, one value or one each; if not given, the range
+            of the data, which is a warning.
+    """
+    first = tables[0]
+    columns, guessed = choose_columns(list(first.columns), first.columns, given, first.name)
+    for table in tables[1:]:
+        if missing := [c for c in columns.needed(first.columns) if c not in table.columns]:
+            raise DatasetError(
+                f"{table.name}: has no column '{missing[0]}', which {first.name} has. Import them "
+                "one by one, or rename the column."
+            )
+    notes = _Notes(first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more")
+    log = _ordered(_complete(_read(tables, columns), notes), notes)
+    begins = _beginnings(log, gap, notes)
+    _look_for_repeats(log, begins, notes)
+    arrays = _transitions(log, begins, reward_at, notes)
+    if action_bounds is None:
+        arrays["actions"], action_bounds = _guessed_bounds(
+            arrays["actions"], log.whole_actions, notes
+        )
+    return Imported(arrays, action_bounds, columns, guessed, notes.findings)
+
+
+class _Notes:
+    """What is noticed, as findings about a file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.findings: list[Finding] = []
+
+    def __call__(self, what: str, remedy: str, count: int | None = None) -> None:
+        """Note something; with a `count`, that it happened so often, unless it never did."""
+        if count != 0:
+            message = what if count is None else f"{what}: {count:,}"
+            self.findings.append(Finding("warning", self.file, None, None, message, remedy))
+
+
+def _complete(log: _Log, notes: _Notes) -> _Log:
+    """Rows in which nothing is missing. What a dropped row lay between is no step: its time step
+    is longer, or, where there are no times, its episode is cut in two."""
+    values = [log.states, log.actions, log.rewards[:, None]]
+    whole = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in values])
+    whole &= log.episode >= 0
+    if log.time is not None:
+        whole &= np.isfinite(log.time)
+    if whole.all():
+        return log
+    notes(
+        "rows with a value that is missing or not finite, left out with the step over them",
+        "Fill them before the import if a value can be told",
+        int((~whole).sum()),
+    )
+    if not whole.any():
+        raise DatasetError(
+            f"{notes.file}: every row has a value that is missing or not finite. Look at the "
+            "columns that were chosen (--dry-run)."
+        )
+    cuts = np.cumsum(~whole & np.append(whole[1:], False))  # counts what was dropped before
+    log.episode = log.episode * (int(cuts[-1]) + 1) + cuts
+    return log.take(np.flatnonzero(whole))
+
+
+def _ordered(log: _Log, notes: _Notes) -> _Log:
+    """Rows of an episode together and by time; those that come twice once."""
+    _, place = np.unique(log.episode, return_index=True)
+    changes = int((np.diff(log.episode) != 0).sum()) + 1
+    time = np.zeros(len(log)) if log.time is None else log.time
+    same = np.diff(log.episode) == 0
+    backwards = int((same & (np.diff(time) < 0)).sum())
+    if changes > len(place) or backwards:
+        notes("rows earlier than the row above them, sorted by time", "Check the clock", backwards)
+        notes(
+            "episodes whose rows lie apart, put together",
+            "Check that no episode id is used twice",
+            max(changes - len(place), 0),
+        )
+        rank = np.empty(int(log.episode.max()) + 1, np.int64)
+        rank[log.episode[np.sort(place)]] = np.arange(len(place))  # in the order of the log
+        log = log.take(np.lexsort((time, rank[log.episode])))
+    if log.time is not None:
+        twice = (np.diff(log.episode) == 0) & (np.diff(log.time) == 0)
+        notes(
+            "rows with the time of the row before them, left out",
+            "Keep one row per time step",
+            int(twice.sum()),
+        )
+        if twice.any():
+            log = log.take(np.flatnonzero(~np.insert(twice, 0, False)))
+    return log
+
+
+def _beginnings(log: _Log, gap: float | None, notes: _Notes) -> Bool[np.ndarray, " rows"]:
+    """Where episodes begin: at another id, after a flag, after a gap in time."""
+    begins = np.insert(np.diff(log.episode) != 0, 0, True)
+    begins[1:] |= (log.terminal | log.timeout)[:-1]
+    inside = ~begins[1:]
+    if log.time is None or not inside.any():
+        return begins
+    step = np.diff(log.time)
+    usual = float(np.median(step[inside]))
+    long = inside & (step > usual * (np.inf if gap is None else gap))
+    off = inside & ~long & (np.abs(step - usual) > IRREGULAR * usual)
+    notes(
+        f"time steps off by more than half of the usual one ({usual:g})",
+        "A world learns one time step: resample the log, or leave those rows out",
+        int(off.sum()),
+    )
+    notes(
+        f"gaps in time, longer than {gap} usual steps of {usual:g}; an episode ends at each",
+        "Give --gap FACTOR for another limit, or --gap none to read over them",
+        int(long.sum()),
+    )
+    begins[1:] |= long
+    return begins
+
+
+def _look_for_repeats(log: _Log, begins: Bool[np.ndarray, " rows"], notes: _Notes) -> None:
+    """A sensor that is read more often than it measures says the same again."""
+    if len(log) < 2:
+        return
+    same = (log.states[1:] == log.states[:-1]).all(axis=1) & ~begins[1:]
+    share = same.mean()
+    if share > 0.02:
+        notes(
+            f"rows ({share:.0%}) that repeat all states of the row before",
+            "If sensors are read more often than they measure, keep every n-th row",
+            int(same.sum()),
+        )
+
+
+def _transitions(
+    log: _Log, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
+) -> dict[str, Any]:
+    """Rows with a successor, in the manner of `Dataset.from_arrays`."""
+    last = np.append(begins[1:], True)  # lends its state only
+    steps = np.flatnonzero(~last)
+    alone = int((begins & last).sum())
+    notes("episodes of a single row, which is no step, left out", "Check the episode ids", alone)
+    if not len(steps):
+        raise DatasetError(
+            f"{notes.file}: no episode has two rows, so that nothing follows on anything. Check "
+            "the column of episodes."
+        )
+    ends = last[steps + 1]
+    return {
+        "states": log.states[steps],
+        "actions": log.actions[steps],
+        "rewards": log.rewards[steps + (reward_at == "next")],
+        "terminals": ends & log.terminal[steps + 1],
+        "timeouts": ends & ~log.terminal[steps + 1],
+        "next_states": log.states[steps + 1],
+    }
+
+
+def _guessed_bounds(
+    actions: Float[np.ndarray, "n a"], whole: bool, notes: _Notes
+) -> tuple[np.ndarray, tuple[Bound, Bound] | None]:
+    """Actions and their bounds where nobody gave any: numbers of discrete actions, or the range
+    that the data uses. Either is a warning with numbers."""
+    low, high = actions.min(axis=0), actions.max(axis=0)
+    values = np.unique(actions) if whole else np.empty(0)
+    if whole and low[0] >= 0 and len(values) <= MOST_DISCRETE:
+        notes(
+            f"the action is one of {len(values)} whole numbers, {low[0]:g} to {high[0]:g}: taken "
+            f"for the number of one of {int(high[0]) + 1} discrete actions",
+            "If it is a quantity, give its bounds: --action-low, --action-high",
+        )
+        return actions[:, 0].astype(np.int64), None
+    constant = high <= low
+    high = np.where(constant, low + 1, high)
+    shown = ", ".join(f"[{a:g}, {b:g}]" for a, b in zip(low, high, strict=True))
+    notes(
+        f"bounds of the actions are guessed from the data: {shown}",
+        "Give what the plant allows: --action-low, --action-high; a policy uses all of it",
+    )
+    return actions, (low, high)

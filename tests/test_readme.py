@@ -17,7 +17,8 @@ PAGES = {
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 }
 README, GUIDE = PAGES["README.md"], PAGES["docs/guide.md"]
-LINES = sorted(set(re.findall(r"^ *(neubay .*)", "\n".join(PAGES.values()), flags=re.MULTILINE)))
+WHOLE = re.sub(r"\\\n *", "", "\n".join(PAGES.values()))  # lines that go on are one command
+LINES = sorted(set(re.findall(r"^ *(neubay .*)", WHOLE, flags=re.MULTILINE)))
 BLOCKS = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.optimisers import with_rates_at
 from neubay.agents import dqn
 from neubay.config import AgentConfig
 from neubay.imagination import HistoryPolicy
@@ -97,7 +98,8 @@ def test_the_networks_rates_fall_only_where_the_critics_are_told_to() -> None:
 
     def largest_step(decay_critic: bool, at: int) -> float:
         agent = dqn.Agent(2, 3, CONFIG.model_copy(update={"decay_critic": decay_critic}))
-        state = agent.init(jax.random.key(0))._replace(step=jnp.int32(at))
+        state = agent.init(jax.random.key(0))
+        state = state._replace(optimiser=with_rates_at(state.optimiser, at))
         before = np.array(state.network.head.out.weight)
         after, _ = agent.update(state, jax.tree.map(lambda leaf: leaf[None], random_tape(1)))
         return float(np.abs(np.array(after.network.head.out.weight) - before).max())

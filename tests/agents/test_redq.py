@@ -9,11 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 from jax.interpreters import partial_eval
 from scipy import stats
 
+from helpers.optimisers import steps_made, with_rates_at
 from helpers.tapes import concatenate
-from neubay.agents.learning import descend, mixture_weights, transition_kinds
+from neubay.agents.learning import (
+    descend,
+    mixture_weights,
+    network_optimiser,
+    transition_kinds,
+)
 from neubay.agents.networks import TanhGaussian, observe
 from neubay.agents.redq import Agent, AgentState, update_flops
 from neubay.config import AgentConfig
@@ -63,8 +70,8 @@ def updated(agent: Agent, state: AgentState, *tapes: Tape) -> tuple[AgentState, 
 
 def gradients(state: AgentState) -> tuple[Any, Any]:
     """The gradients of the first update, read off Adam's first moments."""
-    moments = state.actor_optimiser.mu, state.critic_optimiser.mu
-    return jax.tree.map(lambda moment: moment / 0.1, moments)
+    moments = [optax.tree.get(s, "mu") for s in (state.actor_optimiser, state.critic_optimiser)]
+    return tuple(jax.tree.map(lambda moment: moment / 0.1, moments))
 
 
 def assert_trees_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
@@ -117,10 +124,12 @@ def encode(encoder: Any, observed: jax.Array) -> jax.Array:
     x = jax.nn.leaky_relu(norm(observed @ encoder.project.weight + encoder.project.bias))
     for block in encoder.blocks:
         lru, z = block.lru, norm(x)
-        log_decay = -jnp.exp(lru.nu_log) + 1j * jnp.exp(lru.theta_log)
-        drive = jnp.exp(lru.gamma_log) * (z @ (lru.b.real + 1j * lru.b.imag))
-        kernel = jnp.where(age >= 0, jnp.exp(jnp.maximum(age, 0) * log_decay), 0)
-        y = ((kernel * drive).sum(axis=1) @ (lru.c.real + 1j * lru.c.imag)).real + lru.d * z
+        log_decay = lax.complex(-jnp.exp(lru.nu_log), jnp.exp(lru.theta_log))
+        gamma = jnp.exp(lru.gamma_log)
+        drive = lax.complex(gamma * (z @ lru.b.real), gamma * (z @ lru.b.imag))
+        decay = jnp.exp(jnp.maximum(age, 0).astype(jnp.complex64) * log_decay)
+        kernel = jnp.where(age >= 0, decay, 0)
+        y = ((kernel * drive).sum(axis=1) @ lax.complex(*lru.c)).real + lru.d * z
         value, gate = jnp.split(jax.nn.gelu(y) @ block.gate.weight + block.gate.bias, 2, axis=-1)
         x = x + value * jax.nn.sigmoid(gate)
     return x
@@ -150,10 +159,10 @@ def plain_losses(
         judged = critic.head, encode(critic.encoder, observed)
         q = q_values(*judged, jnp.asarray(part.action))
         values.append(q.mean(axis=0))
-        q_policy = q_values(*jax.lax.stop_gradient(judged), action)
+        q_policy = q_values(*lax.stop_gradient(judged), action)
         target_features = encode(state.target.encoder, observed)
         q_next = q_values(state.target.head, target_features, action)[subset].min(axis=0)
-        next_value = jax.lax.stop_gradient(q_next - alpha * log_prob)[1:]
+        next_value = lax.stop_gradient(q_next - alpha * log_prob)[1:]
         target = (part.reward + config.gamma * ~part.terminated * jnp.append(next_value, 0.0))[:-1]
         error = jnp.abs(q[:, :-1] - target)
         linear = config.huber * (error - 0.5 * config.huber)
@@ -190,7 +199,7 @@ def test_the_fused_update_is_the_plain_statement_of_each_loss(
     for name, loss in zip(("critic_loss", "actor_loss", "alpha_loss"), losses, strict=True):
         assert metrics[name] == pytest.approx(float(loss), abs=1e-5)
     assert_trees_close(gradients(after), expected)
-    assert_trees_close(after.alpha_optimiser.mu / 0.1, losses[2])
+    assert_trees_close(optax.tree.get(after.alpha_optimiser, "mu") / 0.1, losses[2])
     assert metrics["nonfinite_gradients"] == 0
     norms = [metrics["actor_gradient_norm"], metrics["critic_gradient_norm"]]
     np.testing.assert_allclose(norms, [optax.tree.norm(part) for part in expected], rtol=1e-4)
@@ -216,7 +225,7 @@ def test_many_updates_in_one_call_are_as_many_calls(tiny: tuple, tape: Tape) -> 
     flipped = tape._replace(state=-tape.state)
     together, _ = updated(agent, state, tape, flipped)
     apart, _ = updated(agent, updated(agent, state, tape)[0], flipped)
-    assert int(together.step) == 2
+    assert steps_made(together.actor_optimiser) == steps_made(together.critic_optimiser) == 2
     assert_trees_close(together._replace(key=0), apart._replace(key=0), 1e-6)
     assert (jax.random.key_data(together.key) == jax.random.key_data(apart.key)).all()
 
@@ -305,9 +314,10 @@ def test_gradients_are_clipped_by_their_global_norm(tiny: tuple) -> None:
     gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 5.0), state.actor)
     size = sum(leaf.size for leaf in jax.tree.leaves(gradient))
     config = TINY.model_copy(update={"clip_norm": 2.0})
-    _, optimiser, health = descend(state.actor, gradient, state.actor_optimiser, config)
+    optimiser = network_optimiser(config, decay=True)
+    _, after, health = descend(optimiser, state.actor, gradient, optimiser.init(state.actor))
     assert float(health.norm) == pytest.approx(5 * np.sqrt(size), rel=1e-4)  # as it was
-    assert float(optax.tree.norm(optimiser.mu)) == pytest.approx(0.1 * 2, rel=1e-4)
+    assert float(optax.tree.norm(optax.tree.get(after, "mu"))) == pytest.approx(0.1 * 2, rel=1e-4)
 
 
 def test_learning_rates_belong_to_parts_and_the_actors_alone_decay(tiny: tuple, tape: Tape) -> None:
@@ -315,7 +325,10 @@ def test_learning_rates_belong_to_parts_and_the_actors_alone_decay(tiny: tuple, 
 
     def largest_step(at: int) -> dict[str, float]:
         """Adam's first step moves every weight by its rate, or by nothing."""
-        begun = state._replace(step=jnp.int32(at))
+        begun = state._replace(
+            actor_optimiser=with_rates_at(state.actor_optimiser, at),
+            critic_optimiser=with_rates_at(state.critic_optimiser, at),
+        )
         after, _ = updated(agent, begun, tape)
         parts = {
             f"{name}_{part}": (getattr(getattr(old, name), part), getattr(getattr(new, name), part))

@@ -11,7 +11,6 @@ Both networks run over the tape once: Q at row t serves its own loss and the cho
 t - 1. In imagination the policy is epsilon-greedy, epsilon falling with the gradient steps.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -25,16 +24,19 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from neubay.agents.learning import (
     Metrics,
-    critic_decay,
+    RecurrentAgent,
+    bootstrapped,
     descend,
     init_optimiser,
     mixture_weights,
+    network_optimiser,
+    q_metrics,
     transition_kinds,
 )
-from neubay.agents.memory import Encoder, EncoderMemory, NoMemory
-from neubay.agents.networks import Head, generator, make_encoder, observe
+from neubay.agents.memory import Encoder, NoMemory
+from neubay.agents.networks import Head, RecurrentPolicy, generator, make_encoder, observe
 from neubay.config import AgentConfig
-from neubay.tape import AgentInput, AnyArray, Tape, agent_input
+from neubay.tape import AnyArray, Tape, agent_input
 
 
 class QNetwork(eqx.Module):
@@ -63,37 +65,28 @@ class QNetwork(eqx.Module):
         return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
-class EpsilonGreedy(eqx.Module):
-    """A Q-network as imagination and evaluation see it: K histories side by side."""
+class EpsilonGreedy(RecurrentPolicy):
+    """The action with the highest Q, or now and then any action."""
 
     network: QNetwork
     epsilon: Float[Array, ""]  # probability of a uniformly random action
     deterministic: bool = eqx.field(static=True)  # never explores
 
-    def initial(self, batch: int) -> EncoderMemory:
-        """The memory before anything was seen."""
-        return self.network.encoder.initial(batch)
+    @property
+    def encoder(self) -> Encoder | NoMemory:
+        return self.network.encoder
 
-    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> EncoderMemory:
-        """The memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
-        return self.network.encoder.recall(observe(history), history.start, length)
-
-    def act(
-        self, memory: EncoderMemory, inputs: AgentInput, keys: Key[Array, " k"]
-    ) -> tuple[EncoderMemory, Float[Array, "k a"]]:
-        """Read one row and choose the action there; memory is reset where an episode starts.
-
-        Every history has a key of its own, so that its actions do not depend on its neighbours.
-        """
-        memory, features = self.network.encoder.step(memory, observe(inputs), inputs.start)
+    def choose(
+        self, features: Float[Array, "k width"], keys: Key[Array, " k"]
+    ) -> Float[Array, "k a"]:
         q = self.network.values(features)
         actions = q.shape[-1]
         choice = q.argmax(axis=-1)
         if not self.deterministic:
             draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-            explore, anything = draws[:, 0] < self.epsilon, (draws[:, 1] * actions).astype(int)
-            choice = jnp.where(explore, anything, choice)
-        return memory, jax.nn.one_hot(choice, actions)
+            explore = draws[:, 0] < self.epsilon
+            choice = jnp.where(explore, (draws[:, 1] * actions).astype(choice.dtype), choice)
+        return jax.nn.one_hot(choice, actions)
 
 
 class AgentState(NamedTuple):
@@ -105,31 +98,51 @@ class AgentState(NamedTuple):
     step: Int[Array, ""]
 
 
-@dataclass(frozen=True)
-class Agent:
-    """A recurrent Q-learner: its sizes and settings. What it has learned is an `AgentState`."""
+class Agent(RecurrentAgent):
+    """A recurrent Q-learner."""
 
-    state_size: int
-    action_size: int
-    config: AgentConfig
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        return network_optimiser(self.config, decay=self.config.decay_critic)
 
     def init(self, key: PRNGKeyArray) -> AgentState:
         network = QNetwork(self.state_size, self.action_size, self.config, rng=generator(key))
-        target = jax.tree.map(jnp.copy, network)  # updates are free to overwrite both
-        return AgentState(network, target, init_optimiser(network), jnp.zeros((), jnp.int32))
+        return AgentState(
+            network=network,
+            target=jax.tree.map(jnp.copy, network),  # updates may overwrite both
+            optimiser=init_optimiser(self.optimiser, network),
+            step=jnp.zeros((), jnp.int32),
+        )
 
-    @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def update(self, state: AgentState, tapes: Tape) -> tuple[AgentState, Metrics]:
-        """One gradient step on each tape; `tapes` has leaves (batches, rows, ...).
+    def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
+        """One gradient step on one tape."""
+        config = self.config
+        inputs = agent_input(tape)
+        observed, start = observe(inputs), inputs.start
+        kinds = transition_kinds(tape)
+        weights = mixture_weights(kinds, config.kappa)
+        target_q = state.target(observed, start)
 
-        Gives the mean of the metrics over the steps; `q_real` and `q_imagined` are means over
-        rows, and NaN where no tape had such a row. The state handed in is given up.
-        """
-        state, metrics = lax.scan(partial(_gradient_step, self.config), state, tapes)
-        metrics = {name: values.mean() for name, values in metrics.items()}
-        for kind in ("real", "imagined"):
-            metrics[f"q_{kind}"] = metrics.pop(f"q_{kind}_sum") / metrics[f"rows_{kind}"]
-        return state, metrics
+        def loss(network: QNetwork) -> tuple[Float[Array, ""], Float[Array, " rows"]]:
+            q = network(observed, start)
+            greedy = jax.nn.one_hot(q.argmax(axis=-1), q.shape[-1])
+            target = bootstrapped(tape, (target_q * greedy).sum(axis=-1), config.gamma)
+            taken = (q * tape.action).sum(axis=-1)
+            return weights @ optax.huber_loss(taken, target, delta=config.huber), taken
+
+        (critic_loss, q), gradient = jax.value_and_grad(loss, has_aux=True)(state.network)
+        network, optimiser, health = descend(
+            self.optimiser, state.network, gradient, state.optimiser
+        )
+        metrics = {
+            "critic_loss": critic_loss,
+            "epsilon": epsilon(config, state.step),
+            "critic_gradient_norm": health.norm,
+            "nonfinite_gradients": health.nonfinite,
+            **q_metrics(kinds, q),
+        }
+        target = optax.incremental_update(network, state.target, config.polyak)
+        return AgentState(network, target, optimiser, state.step + 1), metrics
 
     def policy(self, state: AgentState, deterministic: bool) -> EpsilonGreedy:
         """The greedy policy, or the one that explores as much as is due at this step."""
@@ -152,45 +165,6 @@ class Agent:
 def epsilon(config: AgentConfig, step: Int[Array, ""]) -> Float[Array, ""]:
     """Exploration: from 1 straight down to `epsilon_final` over the first `epsilon_share` of
     all gradient steps, and constant from there on."""
-    progress = step / (config.epsilon_share * config.steps)
-    return 1 - (1 - config.epsilon_final) * jnp.minimum(progress, 1.0)
-
-
-def _gradient_step(
-    config: AgentConfig, state: AgentState, tape: Tape
-) -> tuple[AgentState, Metrics]:
-    inputs = agent_input(tape)
-    observed, start = observe(inputs), inputs.start
-    kinds = transition_kinds(tape)
-    weights = mixture_weights(kinds, config.kappa)
-    target_q = state.target(observed, start)
-
-    def loss(network: QNetwork) -> tuple[Float[Array, ""], Float[Array, " rows"]]:
-        q = network(observed, start)
-        greedy = jax.nn.one_hot(q.argmax(axis=-1), q.shape[-1])
-        # The target looks one row on; where that is another episode, the row weighs nothing.
-        next_value = jnp.roll((target_q * greedy).sum(axis=-1), -1)
-        target = tape.target_reward + config.gamma * jnp.where(tape.terminated, 0.0, next_value)
-        taken = (q * tape.action).sum(axis=-1)
-        return weights @ optax.huber_loss(taken, target, delta=config.huber), taken
-
-    (critic_loss, q), gradient = jax.value_and_grad(loss, has_aux=True)(state.network)
-    network, optimiser, health = descend(
-        state.network, gradient, state.optimiser, config, critic_decay(config, state.step)
-    )
-    metrics = {
-        "critic_loss": critic_loss,
-        "epsilon": epsilon(config, state.step),
-        "critic_gradient_norm": health.norm,
-        "nonfinite_gradients": health.nonfinite,
-    }
-    for kind, rows in kinds._asdict().items():
-        metrics[f"q_{kind}_sum"] = jnp.where(rows, q, 0.0).sum()
-        metrics[f"rows_{kind}"] = rows.sum(dtype=jnp.float32)
-    state = AgentState(
-        network=network,
-        target=optax.incremental_update(network, state.target, config.polyak),
-        optimiser=optimiser,
-        step=state.step + 1,
-    )
-    return state, metrics
+    steps = config.epsilon_share * config.steps
+    schedule = optax.linear_schedule(1.0, config.epsilon_final, transition_steps=steps)
+    return schedule(step.astype(jnp.float32))

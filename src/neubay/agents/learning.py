@@ -1,11 +1,13 @@
-"""What agents share in learning: which rows count how much, and one step of the optimiser."""
+"""What agents share in learning: how rows are weighed, targets, the optimiser, and updates."""
 
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from neubay.config import AgentConfig
@@ -13,7 +15,8 @@ from neubay.tape import Tape, has_successor
 
 Metrics = dict[str, Float[Array, ""]]
 
-adam = optax.scale_by_adam(eps=1e-8)
+
+# --- Rows ----------------------------------------------------------------------------------------
 
 
 class Kinds(NamedTuple):
@@ -38,12 +41,21 @@ def mixture_weights(kinds: Kinds, kappa: float | Float[Array, ""]) -> Float[Arra
 
 def mean_weights(chosen: Bool[Array, " rows"]) -> Float[Array, " rows"]:
     """Weights that make a sum over rows the mean over the chosen ones; all zero if none is."""
-    return chosen / jnp.maximum(chosen.sum(), 1)
+    return chosen.astype(jnp.float32) / jnp.maximum(chosen.sum(dtype=jnp.float32), 1.0)
 
 
-@jax.jit
-def init_optimiser(network: PyTree) -> optax.OptState:
-    return adam.init(network)
+def bootstrapped(tape: Tape, value: Float[Array, " rows"], gamma: float) -> Float[Array, " rows"]:
+    """y = r + gamma (1 - d) V(h'), from the value V(h) of every row.
+
+    h' is the history one row on. Where that row is another episode's, y means nothing, and the
+    row has no weight.
+    """
+    next_value = jnp.roll(value, -1)
+    reward = jnp.asarray(tape.target_reward)
+    return reward + gamma * jnp.where(tape.terminated, 0.0, next_value)
+
+
+# --- The optimiser -------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -57,7 +69,7 @@ class Network(Protocol):
     def head(self) -> PyTree: ...
 
 
-N = TypeVar("N", bound=Network)
+T = TypeVar("T")
 
 
 class GradientHealth(NamedTuple):
@@ -67,43 +79,104 @@ class GradientHealth(NamedTuple):
     nonfinite: Float[Array, ""]  # 1 if it was not finite, else 0
 
 
-def descend(
-    network: N,
-    gradient: N,
-    optimiser: optax.OptState,
-    config: AgentConfig,
-    decay: float | Float[Array, ""] = 1.0,
-) -> tuple[N, optax.OptState, GradientHealth]:
-    """One Adam step: the encoder at eta_phi, the head at its own rate, both times `decay`.
+@cache  # one object for each configuration, so that `init_optimiser` compiles once
+def network_optimiser(config: AgentConfig, *, decay: bool) -> optax.GradientTransformation:
+    """Clipping and Adam, the encoder at eta_phi and the head at its own rate.
 
-    The gradient is clipped by its global norm; one with anything non-finite in it counts as zero.
+    With `decay`, both rates fall along a cosine from full to zero over the training.
     """
-    norm = optax.tree.norm(gradient)
-    finite = jnp.isfinite(norm)
-    scale = jnp.minimum(1.0, config.clip_norm / norm)
-    gradient = jax.tree.map(lambda part: jnp.where(finite, part * scale, 0.0), gradient)
-    direction, optimiser = adam.update(gradient, optimiser)
 
-    def moved(part: PyTree, step: PyTree, rate: float | Float[Array, ""]) -> PyTree:
-        return jax.tree.map(lambda value, along: value - rate * along, part, step)
+    def descent(rate: float) -> optax.GradientTransformation:
+        return optax.scale_by_learning_rate(
+            optax.cosine_decay_schedule(rate, config.steps) if decay else rate
+        )
 
-    network = eqx.tree_at(
-        lambda network: (network.encoder, network.head),
-        network,
-        (
-            moved(network.encoder, direction.encoder, config.encoder_lr * decay),
-            moved(network.head, direction.head, config.head_lr * decay),
+    return optax.chain(
+        zero_nonfinite(),
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.scale_by_adam(),
+        optax.partition(
+            {"encoder": descent(config.encoder_lr), "head": descent(config.head_lr)}, _parts
         ),
     )
+
+
+@cache
+def alpha_optimiser(config: AgentConfig) -> optax.GradientTransformation:
+    """Adam on log alpha."""
+    return optax.chain(zero_nonfinite(), optax.adam(config.alpha_lr))
+
+
+def zero_nonfinite() -> optax.GradientTransformation:
+    """A gradient with anything non-finite in it counts as zero."""
+
+    def update(gradient: PyTree, params: PyTree) -> PyTree:
+        finite = jnp.isfinite(optax.tree.norm(gradient))
+        return jax.tree.map(lambda part: jnp.where(finite, part, 0.0), gradient)
+
+    return optax.stateless(update)
+
+
+def _parts(network: Network) -> PyTree:
+    """The part of a network that each leaf belongs to."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[0].name, network)
+
+
+@partial(jax.jit, static_argnums=0)
+def init_optimiser(optimiser: optax.GradientTransformation, network: PyTree) -> optax.OptState:
+    return optimiser.init(network)
+
+
+def descend(
+    optimiser: optax.GradientTransformation,
+    network: T,
+    gradient: T,
+    state: optax.OptState,
+) -> tuple[T, optax.OptState, GradientHealth]:
+    """One step of the optimiser, and what the gradient was like before it was clipped."""
+    norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(norm)
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes its integer counts with floats
+        updates, state = optimiser.update(gradient, state)
     health = GradientHealth(jnp.where(finite, norm, 0.0), jnp.where(finite, 0.0, 1.0))
-    return network, optimiser, health
+    return optax.apply_updates(network, updates), state, health
 
 
-def actor_decay(config: AgentConfig, step: Array) -> Float[Array, ""]:
-    """The actor's rates fall along a cosine from full to zero over the training."""
-    return 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / config.steps, 1.0)))
+# --- Updates -------------------------------------------------------------------------------------
 
 
-def critic_decay(config: AgentConfig, step: Array) -> float | Float[Array, ""]:
-    """The critic's rates stay, unless the configuration lets them fall as well."""
-    return actor_decay(config, step) if config.decay_critic else 1.0
+def q_metrics(kinds: Kinds, q: Float[Array, " rows"]) -> Metrics:
+    """Sums of Q over the rows of each kind, and how many they are; `update` makes them means."""
+    metrics = {}
+    for kind, rows in kinds._asdict().items():
+        metrics[f"q_{kind}_sum"] = jnp.where(rows, q, 0.0).sum()
+        metrics[f"rows_{kind}"] = rows.sum(dtype=jnp.float32)
+    return metrics
+
+
+@dataclass(frozen=True)
+class RecurrentAgent:
+    """An agent's sizes and settings. What it has learned is an `AgentState` of its own kind."""
+
+    state_size: int
+    action_size: int
+    config: AgentConfig
+
+    def gradient_step(self, state: Any, tape: Tape) -> tuple[Any, Metrics]:
+        """One gradient step on one tape."""
+        raise NotImplementedError
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def update(self, state: Any, tapes: Tape) -> tuple[Any, Metrics]:
+        """One gradient step on each tape; `tapes` has leaves (batches, rows, ...).
+
+        Returns the mean of the metrics over the steps. Where there is a critic, `q_real` and
+        `q_imagined` are means over rows, and NaN if no tape had such a row. The state handed in
+        must not be used again: its memory is reused.
+        """
+        state, metrics = lax.scan(self.gradient_step, state, tapes)
+        means = {name: values.mean() for name, values in metrics.items()}
+        for kind in Kinds._fields:
+            if f"q_{kind}_sum" in means:
+                means[f"q_{kind}"] = means.pop(f"q_{kind}_sum") / means[f"rows_{kind}"]
+        return state, means

@@ -1,5 +1,6 @@
-"""The networks that agents share: encoder, heads, the tanh-Gaussian, and the policy they make."""
+"""The networks that agents share: encoder, heads, the tanh-Gaussian, and policies made of them."""
 
+import abc
 import math
 from typing import NamedTuple
 
@@ -152,29 +153,53 @@ def q_value(
 
 
 class RecurrentPolicy(eqx.Module):
-    """An actor as imagination and evaluation see it: K histories side by side."""
+    """A network as imagination and evaluation see it: K histories side by side."""
 
-    actor: Actor
-    deterministic: bool = eqx.field(static=True)
+    @property
+    @abc.abstractmethod
+    def encoder(self) -> Encoder | NoMemory:
+        """What reads the histories."""
+
+    @abc.abstractmethod
+    def choose(
+        self, features: Float[Array, "k width"], keys: Key[Array, " k"]
+    ) -> Float[Array, "k a"]:
+        """The action of each history, from the features at its last row."""
 
     def initial(self, batch: int) -> EncoderMemory:
         """The memory before anything was seen."""
-        return self.actor.encoder.initial(batch)
+        return self.encoder.initial(batch)
 
     def recall(self, history: AgentInput, length: Int[Array, " k"]) -> EncoderMemory:
         """The memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
-        return self.actor.encoder.recall(observe(history), history.start, length)
+        return self.encoder.recall(observe(history), history.start, length)
 
     def act(
         self, memory: EncoderMemory, inputs: AgentInput, keys: Key[Array, " k"]
     ) -> tuple[EncoderMemory, Float[Array, "k a"]]:
         """Read one row and choose the action there; memory is reset where an episode starts.
 
-        Every history has a key of its own, so that its actions do not depend on its neighbours.
+        Every history has its own key, so that its actions do not depend on its neighbours.
         """
-        memory, features = self.actor.encoder.step(memory, observe(inputs), inputs.start)
+        memory, features = self.encoder.step(memory, observe(inputs), inputs.start)
+        return memory, self.choose(features, keys)
+
+
+class GaussianPolicy(RecurrentPolicy):
+    """The actor's mode, or a sample of its tanh-Gaussian."""
+
+    actor: Actor
+    deterministic: bool = eqx.field(static=True)
+
+    @property
+    def encoder(self) -> Encoder | NoMemory:
+        return self.actor.encoder
+
+    def choose(
+        self, features: Float[Array, "k width"], keys: Key[Array, " k"]
+    ) -> Float[Array, "k a"]:
         policy = self.actor.distribution(features)
         if self.deterministic:
-            return memory, policy.mode()
+            return policy.mode()
         noise = jax.vmap(lambda key: jax.random.normal(key, policy.mean.shape[1:]))(keys)
-        return memory, policy.sample(noise)[0]
+        return policy.sample(noise)[0]

@@ -14,7 +14,6 @@ critic's features serve both Q(h, a) and Q(h, a~).
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,23 +22,25 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from neubay.agents.learning import (
     Metrics,
-    actor_decay,
-    adam,
-    critic_decay,
+    RecurrentAgent,
+    alpha_optimiser,
+    bootstrapped,
     descend,
     init_optimiser,
     mixture_weights,
+    network_optimiser,
+    q_metrics,
     transition_kinds,
 )
 from neubay.agents.networks import (
     Actor,
     Critic,
+    GaussianPolicy,
     Head,
-    RecurrentPolicy,
     generator,
     observe,
     q_embed,
@@ -59,17 +60,23 @@ class AgentState(NamedTuple):
     actor_optimiser: optax.OptState
     critic_optimiser: optax.OptState
     alpha_optimiser: optax.OptState
-    step: Int[Array, ""]
     key: PRNGKeyArray
 
 
-@dataclass(frozen=True)
-class Agent:
-    """A recurrent actor-critic: its sizes and settings. What it has learned is an `AgentState`."""
+class Agent(RecurrentAgent):
+    """A recurrent actor-critic."""
 
-    state_size: int
-    action_size: int
-    config: AgentConfig
+    @property
+    def actor_optimiser(self) -> optax.GradientTransformation:
+        return network_optimiser(self.config, decay=True)
+
+    @property
+    def critic_optimiser(self) -> optax.GradientTransformation:
+        return network_optimiser(self.config, decay=self.config.decay_critic)
+
+    @property
+    def alpha_optimiser(self) -> optax.GradientTransformation:
+        return alpha_optimiser(self.config)
 
     def init(self, key: PRNGKeyArray) -> AgentState:
         key, weights_key = jax.random.split(key)
@@ -80,30 +87,90 @@ class Agent:
         return AgentState(
             actor=actor,
             critic=critic,
-            target=jax.tree.map(jnp.copy, critic),  # updates are free to overwrite both
+            target=jax.tree.map(jnp.copy, critic),  # updates may overwrite both
             log_alpha=log_alpha,
-            actor_optimiser=init_optimiser(actor),
-            critic_optimiser=init_optimiser(critic),
-            alpha_optimiser=init_optimiser(log_alpha),
-            step=jnp.zeros((), jnp.int32),
+            actor_optimiser=init_optimiser(self.actor_optimiser, actor),
+            critic_optimiser=init_optimiser(self.critic_optimiser, critic),
+            alpha_optimiser=init_optimiser(self.alpha_optimiser, log_alpha),
             key=key,
         )
 
-    @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def update(self, state: AgentState, tapes: Tape) -> tuple[AgentState, Metrics]:
-        """One gradient step on each tape; `tapes` has leaves (batches, rows, ...).
+    def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
+        """One gradient step on one tape."""
+        config = self.config
+        key, noise_key, subset_key = jax.random.split(state.key, 3)
+        noise = jax.random.normal(noise_key, tape.action.shape)
+        inputs = agent_input(tape)
+        observed, start = observe(inputs), inputs.start
+        kinds = transition_kinds(tape)
+        weights = mixture_weights(kinds, config.kappa)
+        alpha = jnp.exp(state.log_alpha)
 
-        Gives the mean of the metrics over the steps; `q_real` and `q_imagined` are means over
-        rows, and NaN where no tape had such a row. The state handed in is given up.
-        """
-        state, metrics = lax.scan(partial(_gradient_step, self.config), state, tapes)
-        metrics = {name: values.mean() for name, values in metrics.items()}
-        for kind in ("real", "imagined"):
-            metrics[f"q_{kind}"] = metrics.pop(f"q_{kind}_sum") / metrics[f"rows_{kind}"]
-        return state, metrics
+        # Actor and critic read the tape: a~ ~ pi(h), its log-probability, the critic's features.
+        (action, log_prob), actor_vjp = jax.vjp(
+            lambda actor: actor(observed, start).sample(noise), state.actor
+        )
+        features, encoder_vjp = jax.vjp(
+            lambda encoder: encoder(observed, start), state.critic.encoder
+        )
 
-    def policy(self, state: AgentState, deterministic: bool) -> RecurrentPolicy:
-        return RecurrentPolicy(state.actor, deterministic)
+        # The critic's target y, and L_critic and L_actor up to the entropy.
+        next_q = _target_q(config, state.target, observed, start, action, subset_key)
+        target = bootstrapped(tape, next_q - alpha * log_prob, config.gamma)
+        judged, d_heads = _judge(
+            config, state.critic.head, features, action, tape.action, target, weights
+        )
+
+        # Back through the encoders.
+        (d_actor,) = actor_vjp((judged.d_action, alpha * weights))
+        (d_encoder,) = encoder_vjp(judged.d_features)
+        d_critic = eqx.tree_at(lambda c: (c.encoder, c.head), state.critic, (d_encoder, d_heads))
+        alpha_loss = -alpha * (weights @ (log_prob + config.target_entropy * self.action_size))
+
+        state, health = self._descend(state, d_actor, d_critic, alpha_loss)
+        metrics = {
+            "critic_loss": judged.critic_loss,
+            "actor_loss": alpha * (weights @ log_prob) - judged.policy_q,
+            "alpha_loss": alpha_loss,
+            "alpha": alpha,
+            "entropy": -(weights @ log_prob) / jnp.maximum(weights.sum(), 1e-6),
+            **health,
+            **q_metrics(kinds, judged.q),
+        }
+        return state._replace(key=key), metrics
+
+    def _descend(
+        self, state: AgentState, d_actor: Actor, d_critic: Critic, alpha_loss: Float[Array, ""]
+    ) -> tuple[AgentState, Metrics]:
+        """A step of every optimiser, and the target critic after the critic."""
+        actor, actor_optimiser, actor_health = descend(
+            self.actor_optimiser, state.actor, d_actor, state.actor_optimiser
+        )
+        critic, critic_optimiser, critic_health = descend(
+            self.critic_optimiser, state.critic, d_critic, state.critic_optimiser
+        )
+        log_alpha, alpha_optimiser = state.log_alpha, state.alpha_optimiser
+        if self.config.tune_alpha:  # with respect to log alpha, the loss is its own gradient
+            log_alpha, alpha_optimiser, _ = descend(
+                self.alpha_optimiser, log_alpha, alpha_loss, alpha_optimiser
+            )
+        state = state._replace(
+            actor=actor,
+            critic=critic,
+            target=optax.incremental_update(critic, state.target, self.config.polyak),
+            log_alpha=log_alpha,
+            actor_optimiser=actor_optimiser,
+            critic_optimiser=critic_optimiser,
+            alpha_optimiser=alpha_optimiser,
+        )
+        return state, {
+            "actor_gradient_norm": actor_health.norm,
+            "critic_gradient_norm": critic_health.norm,
+            "nonfinite_gradients": actor_health.nonfinite + critic_health.nonfinite,
+        }
+
+    def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
+        return GaussianPolicy(state.actor, deterministic)
 
     @partial(jax.jit, static_argnums=0)
     def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows"]:
@@ -120,95 +187,50 @@ class Agent:
         return lax.map(one_tape, tapes)
 
 
-def _gradient_step(
-    config: AgentConfig, state: AgentState, tape: Tape
-) -> tuple[AgentState, Metrics]:
-    key, noise_key, subset_key = jax.random.split(state.key, 3)
-    noise = jax.random.normal(noise_key, tape.action.shape)
-    inputs = agent_input(tape)
-    observed, start = observe(inputs), inputs.start
-    kinds = transition_kinds(tape)
-    weights = mixture_weights(kinds, config.kappa)
-    alpha = jnp.exp(state.log_alpha)
+class Judged(NamedTuple):
+    """Sums over the critic's heads, each of which counts 1 / heads."""
 
-    (action, log_prob), actor_vjp = jax.vjp(
-        lambda actor: actor(observed, start).sample(noise), state.actor
-    )
-    features, encoder_vjp = jax.vjp(lambda encoder: encoder(observed, start), state.critic.encoder)
+    d_features: Float[Array, "rows width"]  # of L_critic
+    d_action: Float[Array, "rows a"]  # of L_actor: a~ moves to where Q is higher
+    critic_loss: Float[Array, ""]
+    policy_q: Float[Array, ""]  # Q(h, a~), weighted over rows
+    q: Float[Array, " rows"]  # Q(h, a)
 
-    # The target looks one row on; where the next row is another episode, the row weighs nothing.
-    next_q = _target_q(config, state.target, observed, start, action, subset_key)
-    next_value = jnp.roll(next_q - alpha * log_prob, -1)
-    target = tape.target_reward + config.gamma * jnp.where(tape.terminated, 0.0, next_value)
 
-    # Critic and actor loss meet in the heads. Each head is differentiated before the next one is
-    # run, so that its activations never leave the processor's cache.
-    def head_loss(
-        head: Head, features: Float[Array, "rows width"], action: Float[Array, "rows a"]
+def _judge(
+    config: AgentConfig,
+    heads: Head,
+    features: Float[Array, "rows width"],
+    policy_action: Float[Array, "rows a"],
+    action: Float[AnyArray, "rows a"],
+    target: Float[Array, " rows"],
+    weights: Float[Array, " rows"],
+) -> tuple[Judged, Head]:
+    """What all heads say of the data's actions and of the policy's; and the heads' gradients.
+
+    Critic and actor loss meet in the heads. Each head is differentiated before the next one is
+    run, so that its activations never leave the processor's cache.
+    """
+
+    def loss(
+        head: Head, features: Float[Array, "rows width"], policy_action: Float[Array, "rows a"]
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""], Float[Array, " rows"]]]:
         embedded = q_embed(head, features)
-        q = q_value(head, embedded, tape.action)
+        q = q_value(head, embedded, action)
         critic_loss = weights @ optax.huber_loss(q, target, delta=config.huber) / config.heads
         frozen_head, frozen_embedded = lax.stop_gradient((head, embedded))
-        policy_q = weights @ q_value(frozen_head, frozen_embedded, action) / config.heads
+        policy_q = weights @ q_value(frozen_head, frozen_embedded, policy_action) / config.heads
         return critic_loss - policy_q, (critic_loss, policy_q, q / config.heads)
 
-    def one_head(sums: tuple, head: Head) -> tuple[tuple, Head]:
-        (d_head, *d_inputs), values = jax.grad(head_loss, (0, 1, 2), has_aux=True)(
-            head, features, action
+    def one_head(sums: Judged, head: Head) -> tuple[Judged, Head]:
+        (d_head, *d_inputs), values = jax.grad(loss, (0, 1, 2), has_aux=True)(
+            head, features, policy_action
         )
-        return jax.tree.map(jnp.add, sums, (*d_inputs, *values)), d_head
+        return jax.tree.map(jnp.add, sums, Judged(*d_inputs, *values)), d_head
 
-    zeros = jax.tree.map(jnp.zeros_like, (features, action, alpha, alpha, weights))
-    (d_features, d_action, critic_loss, policy_q, q), d_heads = lax.scan(
-        one_head, zeros, state.critic.head
-    )
-
-    (d_actor,) = actor_vjp((d_action, alpha * weights))
-    (d_encoder,) = encoder_vjp(d_features)
-    d_critic = eqx.tree_at(
-        lambda critic: (critic.encoder, critic.head), state.critic, (d_encoder, d_heads)
-    )
-    actor, actor_optimiser, actor_health = descend(
-        state.actor, d_actor, state.actor_optimiser, config, actor_decay(config, state.step)
-    )
-    critic, critic_optimiser, critic_health = descend(
-        state.critic, d_critic, state.critic_optimiser, config, critic_decay(config, state.step)
-    )
-
-    log_alpha, alpha_optimiser = state.log_alpha, state.alpha_optimiser
-    target_entropy = config.target_entropy * tape.action.shape[-1]
-    alpha_loss = -alpha * (weights @ (log_prob + target_entropy))
-    if config.tune_alpha:  # with respect to log alpha, the loss is its own gradient
-        d_log_alpha = jnp.where(jnp.isfinite(alpha_loss), alpha_loss, 0.0)
-        direction, alpha_optimiser = adam.update(d_log_alpha, alpha_optimiser)
-        log_alpha = log_alpha - config.alpha_lr * direction
-
-    metrics = {
-        "critic_loss": critic_loss,
-        "actor_loss": alpha * (weights @ log_prob) - policy_q,
-        "alpha_loss": alpha_loss,
-        "alpha": alpha,
-        "entropy": -(weights @ log_prob) / jnp.maximum(weights.sum(), 1e-6),
-        "actor_gradient_norm": actor_health.norm,
-        "critic_gradient_norm": critic_health.norm,
-        "nonfinite_gradients": actor_health.nonfinite + critic_health.nonfinite,
-    }
-    for kind, rows in kinds._asdict().items():
-        metrics[f"q_{kind}_sum"] = jnp.where(rows, q, 0.0).sum()
-        metrics[f"rows_{kind}"] = rows.sum(dtype=jnp.float32)
-    state = AgentState(
-        actor=actor,
-        critic=critic,
-        target=optax.incremental_update(critic, state.target, config.polyak),
-        log_alpha=log_alpha,
-        actor_optimiser=actor_optimiser,
-        critic_optimiser=critic_optimiser,
-        alpha_optimiser=alpha_optimiser,
-        step=state.step + 1,
-        key=key,
-    )
-    return state, metrics
+    nothing = jnp.zeros(())
+    zeros = jax.tree.map(jnp.zeros_like, Judged(features, policy_action, nothing, nothing, weights))
+    return lax.scan(one_head, zeros, heads)
 
 
 def _target_q(

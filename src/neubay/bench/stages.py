@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from neubay import imagination
 from neubay.agents import redq
-from neubay.agents.networks import RecurrentPolicy
+from neubay.agents.networks import GaussianPolicy
 from neubay.algorithm import tape_rows
 from neubay.bench.measure import compile_seconds, measure, peak_mb
 from neubay.config import Preset, Published, TrainConfig, WorldConfig, preset
@@ -215,7 +215,7 @@ def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, 
     }
 
 
-def _untrained(task: Task, config: TrainConfig) -> tuple[Countdown, RecurrentPolicy]:
+def _untrained(task: Task, config: TrainConfig) -> tuple[Countdown, GaussianPolicy]:
     """A world and a policy of the configured sizes."""
     inputs, outputs = task.state_size + task.actions.size, task.state_size + 1
     members = jax.vmap(lambda key: Member(inputs, outputs, config.world, key=key))(

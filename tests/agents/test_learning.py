@@ -1,0 +1,96 @@
+"""The optimiser against its formula written out in NumPy, in double precision."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers.optimisers import steps_made
+from neubay.agents.learning import alpha_optimiser, descend, init_optimiser, network_optimiser
+from neubay.config import AgentConfig
+
+STEPS = 12
+CONFIG = AgentConfig(
+    encoder_lr=3e-3, head_lr=2e-2, alpha_lr=5e-3, clip_norm=2.0, steps=STEPS, kappa=0.5
+)
+
+
+class Parts(NamedTuple):
+    encoder: dict
+    head: dict
+
+
+def random_parts(rng: np.random.Generator, scale: float) -> Parts:
+    def draw(*shape: int) -> np.ndarray:
+        return (scale * rng.normal(size=shape)).astype(np.float32)
+
+    return Parts({"w": draw(4, 3), "b": draw(3)}, {"w": draw(2, 3, 5), "b": draw(5)})
+
+
+def gradients() -> list[Parts]:
+    """Small ones, ones that are clipped, one with a NaN and one whose norm overflows."""
+    rng = np.random.default_rng(1)
+    found = [random_parts(rng, scale) for scale in np.resize([0.01, 0.2, 30.0], STEPS + 3)]
+    found[4].encoder["b"][1] = np.nan
+    found[7].head["w"][0] = 1e30
+    return found
+
+
+class Adam:
+    """Adam with clipping: what one leaf sees of it is `scale`, the same for all leaves."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values.astype(np.float64)
+        self.mu, self.nu, self.count = np.zeros_like(self.values), np.zeros_like(self.values), 0
+
+    def step(self, gradient: np.ndarray, rate: float) -> None:
+        self.count += 1
+        self.mu = 0.9 * self.mu + 0.1 * gradient
+        self.nu = 0.999 * self.nu + 0.001 * gradient**2
+        mean = self.mu / (1 - 0.9**self.count)
+        square = self.nu / (1 - 0.999**self.count)
+        self.values = self.values - rate * mean / (np.sqrt(square) + 1e-8)
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_the_optimiser_is_its_formula(decay: bool) -> None:
+    network = random_parts(np.random.default_rng(0), 1.0)
+    rates = [CONFIG.encoder_lr] * 2 + [CONFIG.head_lr] * 2
+    expected = [Adam(leaf) for leaf in jax.tree.leaves(network)]
+    optimiser = network_optimiser(CONFIG, decay=decay)
+    found, state = jax.tree.map(jnp.asarray, network), init_optimiser(optimiser, network)
+    step = jax.jit(lambda *arguments: descend(optimiser, *arguments))
+    for count, gradient in enumerate(gradients()):
+        found, state, health = step(found, gradient, state)
+        leaves = [leaf.astype(np.float64) for leaf in jax.tree.leaves(gradient)]
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in leaves))
+        finite = norm < 1e19  # beyond, its square is no float32
+        assert float(health.norm) == pytest.approx(norm if finite else 0, rel=1e-5)
+        assert float(health.nonfinite) == (not finite)
+        fall = 0.5 * (1 + np.cos(np.pi * min(count / STEPS, 1))) if decay else 1.0
+        for adam, leaf, rate in zip(expected, leaves, rates, strict=True):
+            clipped = leaf * min(1, CONFIG.clip_norm / norm) if finite else np.zeros_like(leaf)
+            adam.step(clipped, rate * fall)
+        for adam, leaf in zip(expected, jax.tree.leaves(found), strict=True):
+            np.testing.assert_allclose(leaf, adam.values, rtol=1e-5, atol=1e-6)
+    assert steps_made(state) == len(gradients())
+
+
+def test_alphas_optimiser_is_adam() -> None:
+    expected, optimiser = Adam(np.float32(-1.0)), alpha_optimiser(CONFIG)
+    found = jnp.float32(-1.0)
+    state = init_optimiser(optimiser, found)
+    for gradient in (0.3, np.nan, -20.0, np.inf, 0.1):
+        found, state, _ = descend(optimiser, found, jnp.float32(gradient), state)
+        expected.step(np.float64(gradient if np.isfinite(gradient) else 0), CONFIG.alpha_lr)
+        assert float(found) == pytest.approx(float(expected.values), rel=1e-5)
+
+
+def test_a_part_without_weights_is_no_hindrance() -> None:
+    """As the encoder of the Markov agent."""
+    network = Parts({}, {"w": jnp.ones(3)})
+    optimiser = network_optimiser(CONFIG, decay=True)
+    after, _, _ = descend(optimiser, network, network, init_optimiser(optimiser, network))
+    np.testing.assert_allclose(after.head["w"], 1 - CONFIG.head_lr, rtol=1e-5)

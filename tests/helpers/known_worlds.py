@@ -11,7 +11,7 @@ import numpy as np
 from neubay import world
 from neubay.config import WorldConfig
 from neubay.data import Dataset
-from neubay.world.model import soft_clamp
+from neubay.world.model import LOG_SIGMA_MAX, LOG_SIGMA_MIN
 from neubay.world.transitions import fit_scaler
 
 SLOPE = 0.01  # of the leaky ReLU
@@ -28,9 +28,10 @@ def linear_world(
     """
     outputs, inputs = matrices[0].shape
     config = WorldConfig(width=2 * inputs, depth=1, layer_norm=False, pool=1, members=1)
-    keys = jax.random.split(jax.random.key(0), len(matrices))
-    members = jax.vmap(lambda key: world.Member(inputs, outputs, config, key=key))(keys)
     count = len(matrices)
+    keys = jax.ShapeDtypeStruct((count,), jax.random.key(0).dtype)
+    build = jax.vmap(lambda key: world.Member(inputs, outputs, config, key=key))
+    members = jax.eval_shape(build, keys)  # every leaf is replaced below
     hidden = np.concatenate([np.eye(inputs), -np.eye(inputs)], axis=1)
     halves = [np.concatenate([m.T, -m.T]) / (1 + SLOPE) for m in matrices]
     log_sigma = _before_soft_clamp(math.log(sigma))
@@ -62,9 +63,9 @@ def linear_world(
 
 
 def _before_soft_clamp(log_sigma: float) -> float:
-    candidates = jnp.linspace(-12, 8, 400_001)
-    clamped = soft_clamp(candidates[:, None])[:, 0]
-    return float(candidates[jnp.argmin(jnp.abs(clamped - log_sigma))])
+    """The inverse: sigma = e^min + e^max sigmoid(x - max)."""
+    share = (math.exp(log_sigma) - math.exp(LOG_SIGMA_MIN)) / math.exp(LOG_SIGMA_MAX)
+    return LOG_SIGMA_MAX + math.log(share / (1 - share))
 
 
 def fitted(

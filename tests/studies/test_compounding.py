@@ -134,11 +134,10 @@ def exploding_pair(dataset: Dataset) -> dict[str, world.FittedWorld]:
     """A calm world as if with LayerNorm, and one whose members double the state at each step."""
     doubling = TRUTH.copy()
     doubling[:2, :2] = np.eye(2)
+    offsets = [ZERO, ZERO + 0.05, ZERO + 0.1]
     return {
-        "calm": fitted(linear_world(2 * [TRUTH], [ZERO, ZERO + 0.1], 0.1), dataset),
-        "wild": fitted(
-            linear_world(2 * [doubling], [ZERO, ZERO + 0.1], 0.1), dataset, layer_norm=False
-        ),
+        "calm": fitted(linear_world(3 * [TRUTH], offsets, 0.1), dataset),
+        "wild": fitted(linear_world(3 * [doubling], offsets, 0.1), dataset, layer_norm=False),
     }
 
 
@@ -167,19 +166,19 @@ def test_compounding_tells_the_step_at_which_errors_explode() -> None:
 
 
 def test_cuts_do_what_a_loop_over_rollouts_does() -> None:
-    dataset = random_walk(12 * [15], sigma=0.1)
+    dataset = random_walk(20 * [12], sigma=0.1)  # sizes as above, to share a compilation
     slopes = [TRUTH + np.pad(scale * np.eye(2), ((0, 1), (0, 2))) for scale in (0.05, 0.1, 0.2)]
     of = fitted(linear_world(slopes, 3 * [ZERO], 0.05), dataset)
-    result = compounding.compounding({"w": of}, dataset, rollouts=12)
-    recorded = compounding.draw_trajectories(dataset, 12, None, seed=0)
+    result = compounding.compounding({"w": of}, dataset, rollouts=20)
+    recorded = compounding.draw_trajectories(dataset, 20, None, seed=0)
     played = compounding.replay_actions(of.world, recorded, seed=0)
     assert result.comparison is None
     for cut in result.worlds[0].cuts:
         horizons, kept = [], []
-        for k in range(12):
-            for t in range(15):
+        for k in range(20):
+            for t in range(12):
                 kept.append(played.state_error[t, k])
-                if played.uncertainty[t, k] > of.threshold(cut.zeta) or t == 14:
+                if played.uncertainty[t, k] > of.threshold(cut.zeta) or t == 11:
                     horizons.append(t + 1)
                     break
         severe = played.state_error > result.spread

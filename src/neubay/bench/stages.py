@@ -217,10 +217,9 @@ def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, 
 
 def _untrained(task: Task, config: TrainConfig) -> tuple[Countdown, GaussianPolicy]:
     """A world and a policy of the configured sizes."""
-    inputs, outputs = task.state_size + task.actions.size, task.state_size + 1
-    members = jax.vmap(lambda key: Member(inputs, outputs, config.world, key=key))(
-        jax.random.split(jax.random.key(0), config.world.members)
-    )
+    inputs, outputs = training.member_sizes(task)
+    build = jax.vmap(lambda key: Member(inputs, outputs, config.world, key=key))
+    members = jax.jit(build)(jax.random.split(jax.random.key(0), config.world.members))
     scaler = Scaler(
         *(jnp.zeros(task.state_size), jnp.ones(task.state_size)),
         *(jnp.zeros(task.actions.size), jnp.ones(task.actions.size)),

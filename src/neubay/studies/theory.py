@@ -1,10 +1,10 @@
-"""Exact answers for two-armed Bernoulli bandits: what a learned agent is held against.
+"""Exact answers for two-armed Bernoulli bandits: what a learned agent is compared with.
 
 Two parts, both plain NumPy.
 
 *The bandit of Section 3.* Arm 0 is known to pay p0, arm 1 pays one of N values with given
-probabilities (an ensemble: equally likely). All that a history tells is how often arm 1 was pulled
-and how often it paid, so that the Bayes-optimal policy over T pulls comes from backward induction
+probabilities (an ensemble: equally likely). How often arm 1 was pulled and how often it paid is a
+sufficient statistic, so that the Bayes-optimal policy over T pulls comes from backward induction
 over (t, pulls, successes), and its return in any test bandit from a forward pass over the same
 table. The robust-optimal policy has a closed form.
 
@@ -27,12 +27,12 @@ from neubay.errors import ConfigError
 # --- The bandit with one unknown arm -------------------------------------------------------------
 
 _CERTAIN = 1e-3
-"""Members' means are kept this far from 0 and 1, so that no finite record rules a member out."""
+"""Members' means are clipped to this distance from 0 and 1: no finite record rules one out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What is held about a bandit before its first pull."""
+    """The belief about a bandit before its first pull."""
 
     p0: float
     """The mean of arm 0, which is known."""
@@ -63,7 +63,7 @@ class Belief:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A policy over T pulls that knows the record of arm 1."""
+    """A policy over T pulls that depends on the record of arm 1."""
 
     pulls_one: Bool[np.ndarray, "T T T"]
     """At [t, n, k]: pull arm 1 at time t after n pulls of it with k successes."""

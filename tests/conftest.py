@@ -56,6 +56,15 @@ def shared_data() -> Path:
 # --- The quick part ------------------------------------------------------------------------------
 
 SLOW_SECONDS = 3.0
+TRAINED = {"finished", "halfway", "learned", "reference", "summary"}  # fixtures that train a run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that asks for a trained run is slow, if it is the first to ask."""
+    for item in items:
+        if TRAINED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

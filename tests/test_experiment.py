@@ -25,7 +25,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> experiment.Result:
         return experiment.run(swings(get_task("pendulum")), tiny(), folder / "run")
 
 
-@pytest.mark.slow
 def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     directory = finished.directory
     summary = json.loads((directory / "summary.json").read_text())
@@ -48,7 +47,6 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     assert last["q_gap"] == pytest.approx(last["q_start"] - last["discounted_mean"])
 
 
-@pytest.mark.slow
 def test_a_saved_policy_acts_as_the_trained_one(finished: experiment.Result) -> None:
     ours, theirs = finished.policy, load_policy(finished.directory / "policy.npz")
     rng = np.random.default_rng(0)
@@ -65,7 +63,6 @@ def test_a_saved_policy_acts_as_the_trained_one(finished: experiment.Result) -> 
     assert single.shape == (1,)
 
 
-@pytest.mark.slow
 def test_memory_is_cleared_where_an_episode_starts(finished: experiment.Result) -> None:
     policy = finished.policy
     first, last = np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.5])
@@ -77,7 +74,6 @@ def test_memory_is_cleared_where_an_episode_starts(finished: experiment.Result) 
     assert not np.array_equal(fresh, carried)
 
 
-@pytest.mark.slow
 def test_a_policy_says_what_it_needs(finished: experiment.Result) -> None:
     policy = finished.policy
     _, state = policy.predict(np.zeros(3))
@@ -108,7 +104,6 @@ def test_a_damaged_policy_file_is_refused(tmp_path: Path, content: bytes) -> Non
         load_policy(path)
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_opened_and_nothing_else_is_touched(
     finished: experiment.Result, tmp_path: Path
 ) -> None:
@@ -158,7 +153,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_the_world_is_reused_only_where_it_matches(
     finished: experiment.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:

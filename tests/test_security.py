@@ -101,7 +101,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.faults("malicious pickle in a file that is read")
 @pytest.mark.parametrize("place", READERS)
 def test_a_pickle_is_never_run(
@@ -118,7 +117,6 @@ def test_a_pickle_is_never_run(
     tally(3, "refused, nothing run: data, policy, world, run, report and settings files")
 
 
-@pytest.mark.slow
 @pytest.mark.faults("malicious pickle in a world whose hashes were made to match")
 @pytest.mark.parametrize("name", ["members.npz", "data_uncertainty.npy"])
 def test_a_forged_world(
@@ -136,7 +134,6 @@ def test_a_forged_world(
     tally(3, "refused, nothing run")
 
 
-@pytest.mark.slow
 @pytest.mark.faults("malicious pickle in a checkpoint whose seal was made to match")
 def test_a_forged_checkpoint(finished: Path, tmp_path: Path, mark: Path, tally: Tally) -> None:
     (moment,) = rundir.moments(finished / "run" / "checkpoints")
@@ -172,7 +169,6 @@ def test_yaml_is_data(tag: str, tmp_path: Path, mark: Path, tally: Tally) -> Non
     tally(1, "refused, nothing run")
 
 
-@pytest.mark.slow
 @pytest.mark.faults("malicious pickle in a file that can be done without")
 def test_a_cache_is_never_unpickled(
     finished: Path, tmp_path: Path, mark: Path, tally: Tally
@@ -201,7 +197,6 @@ def test_a_cache_is_never_unpickled(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.faults("anything unpickled in a whole run that is read")
 def test_a_run_is_opened_and_gone_on_with_without_unpickling(
     finished: Path, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch

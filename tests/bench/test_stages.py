@@ -18,6 +18,7 @@ def few_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_MATMULS_PER_TURN", 5)
 
 
+@pytest.mark.slow
 def test_a_small_world_has_all_its_figures() -> None:
     figures = stages.bench_world(pool=2, rows=600)
     assert {"gflops", "ratio", "compile_s", "peak_mb", "step_s"} <= figures.keys()
@@ -32,6 +33,7 @@ def test_synthetic_data_has_the_tasks_sizes_and_whole_episodes() -> None:
     assert len(dataset.world_rows) == 3 * 999  # the transition at a timeout is left out
 
 
+@pytest.mark.slow
 def test_rollouts_of_the_bench_last_as_long_as_they_should() -> None:
     """And their flops are those of every member's matrices and the actor's."""
     task = get_task("pendulum")
@@ -51,12 +53,14 @@ def test_rollouts_of_the_bench_last_as_long_as_they_should() -> None:
     np.testing.assert_array_equal(rollouts.length, [3, 20, 1, 7])
 
 
+@pytest.mark.slow
 def test_a_replay_has_all_its_figures() -> None:
     figures = stages.bench_replay("pendulum", "cpu")
     assert figures["bytes_per_row"] == 4 * (3 + 1 + 1) + 1
     assert figures["update_share"] > 0 and figures["tape_ms"] > 0
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_says_which_and_why() -> None:
     with pytest.raises(NeubayError, match=r"'broken' failed:\n[^$]*negative"):
         stages.run_case(stages.Case("world", "broken", {"pool": 2, "rows": -600}))

@@ -57,6 +57,7 @@ def test_a_dry_run_prints_commands_that_are_these_runs(
     assert not (tmp_path / "runs").exists(), "nothing was done"
 
 
+@pytest.mark.slow
 def test_the_whole_command_trains_reports_and_does_nothing_twice(
     tmp_path: Path,
     settings: Path,
@@ -96,6 +97,7 @@ def test_the_whole_command_trains_reports_and_does_nothing_twice(
     assert again.endswith(text[text.index("| dataset") :])
 
 
+@pytest.mark.slow
 def test_runs_are_resumed_and_reported(
     tmp_path: Path,
     settings: Path,
@@ -137,6 +139,7 @@ def test_runs_are_resumed_and_reported(
     assert (report / "tables" / "sensitivity_zeta.md").read_text(encoding="utf-8") in text
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_not_end_the_others(
     tmp_path: Path,
     settings: Path,

@@ -128,6 +128,7 @@ def test_seeds_come_one_after_the_other_and_each_once(tmp_path: Path) -> None:
     assert planned[1].directory == tmp_path / "no-layernorm-seed3"
 
 
+@pytest.mark.slow
 def test_a_smaller_posterior_is_the_best_of_the_same_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_the_published_setting() -> None:
 # --- A world without dynamics --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_world_has_no_dynamics(fitted: FittedWorld) -> None:
     state = jnp.zeros((6, 1))
     member = jnp.arange(6) % 4
@@ -147,6 +148,7 @@ def test_the_world_has_no_dynamics(fitted: FittedWorld) -> None:
     assert prediction.mean.shape == (4, 6, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_rollouts_always_run_from_zero_to_the_horizon(fitted: FittedWorld, penalty: float) -> None:
     """Whatever the uncertainty of what the policy does."""
@@ -187,6 +189,7 @@ def test_members_are_asked_about_both_arms(fitted: FittedWorld) -> None:
 # --- Playing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_play_pulls_what_the_policy_says_and_pays_what_the_bandit_says() -> None:
     data = bandit.collect_data(0)
     played = bandit.play(Always(1), data, 0.5, TEST_P1, episodes=200, seed=1)
@@ -197,6 +200,7 @@ def test_play_pulls_what_the_policy_says_and_pays_what_the_bandit_says() -> None
     np.testing.assert_allclose(played.returns.mean(axis=1), 0.2, atol=0.03)
 
 
+@pytest.mark.slow
 def test_play_shows_the_policy_its_own_history() -> None:
     played = bandit.play(WinStay(0), bandit.collect_data(0), 0.5, TEST_P1, episodes=100, seed=0)
     arm, paid = played.arm_one, played.rewards > 0
@@ -215,6 +219,7 @@ def test_play_and_the_environment_agree() -> None:
     np.testing.assert_allclose(by_bandit, played.returns.mean(axis=1), atol=0.05)
 
 
+@pytest.mark.slow
 def test_regret_is_measured_against_the_exact_optimum() -> None:
     """Never pulling arm 1 is the optimum of a heavy penalty, and has no regret against it; without
     one it misses what the optimum earns."""
@@ -254,6 +259,7 @@ def test_the_summary_has_uncertainty_per_arm_and_return_per_lambda_and_p1(
         bandit.run("paper", 1, directory, penalties=(0.0, 0.01), overrides=SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.faults("bandit stopped, and killed before its agent began")
 def test_a_bandit_resumes(
     summary: tuple[dict, Path],

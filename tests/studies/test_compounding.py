@@ -165,6 +165,7 @@ def test_compounding_tells_the_step_at_which_errors_explode() -> None:
     assert result.spread == pytest.approx(math.sqrt(distances.mean()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_cuts_do_what_a_loop_over_rollouts_does() -> None:
     dataset = random_walk(20 * [12], sigma=0.1)  # sizes as above, to share a compilation
     slopes = [TRUTH + np.pad(scale * np.eye(2), ((0, 1), (0, 2))) for scale in (0.05, 0.1, 0.2)]

@@ -172,6 +172,7 @@ def test_disagreement_of_equal_members_is_zero(seed: int) -> None:
     np.testing.assert_allclose(quantify(prediction, "disagreement"), 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_is_a_draw_from_the_rollouts_own_member_in_the_datas_units() -> None:
     world = make_world()
     state, action = states_and_actions(7)

@@ -37,6 +37,7 @@ def test_a_pool_that_never_was_finite_is_an_error() -> None:
         training.select(np.array([np.inf, 0.3, np.inf], np.float32), members=2)
 
 
+@pytest.mark.slow
 def test_a_member_trains_alone_as_it_does_in_the_pool(dataset: Dataset) -> None:
     rows, _ = transitions.split_rows(dataset.world_rows, CONFIG, seed=0)
     epochs = transitions.Epochs(dataset, rows, batch=64, batches_per_call=16, seed=0)
@@ -80,6 +81,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_pool_over_four_devices_is_the_pool_on_one(fitted: FittedWorld) -> None:
     flags = "--xla_force_host_platform_device_count=4"
     result = subprocess.run(

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay": FOUNDATION | {"data", "imagination"},
     "agents": FOUNDATION,
     "experience": FOUNDATION | {"tasks", "data", "world", "imagination", "replay", "agents"},
-    "evaluation": FOUNDATION | {"tasks"},
+    "evaluation": FOUNDATION | {"tasks", "agents"},
     "preflight": FOUNDATION | {"data", "agents", "replay", "world", "runs"},
     "algorithm": FOUNDATION
     | {"tasks", "data", "world", "agents", "experience", "evaluation", "runs"},
@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tasks", "published", "data", "world", "imagination", "experience", "algorithm"}
     | {"agents", "evaluation", "policy", "experiment", "runs"},
     "bench": FOUNDATION
-    | {"tasks", "data", "world", "imagination", "replay", "agents", "algorithm", "runs"},
+    | {"tasks", "data", "world", "imagination", "replay", "agents", "experience", "runs"},
     "film": {"errors", "tasks", "policy"},
     "report": {"errors", "published", "runs"},
 }

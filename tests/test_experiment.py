@@ -9,7 +9,7 @@ import pytest
 
 import neubay
 from helpers.small_runs import TINY, swings, tiny
-from neubay import experiment
+from neubay import experiment, world
 from neubay.config import updated
 from neubay.errors import ConfigError, NeubayError, RunError
 from neubay.policy import load_policy
@@ -158,12 +158,12 @@ def test_the_world_is_reused_only_where_it_matches(
 ) -> None:
     monkeypatch.setenv("NEUBAY_CACHE", str(finished.directory.parent / "cache"))
     dataset, config = swings(get_task("pendulum")), tiny()
-    here = experiment.world_directory(dataset, config.world, 0)
+    here = world.world_directory(dataset, config.world, 0)
     renamed = dataclasses.replace(dataset, name="called otherwise")
-    assert here.is_dir() and here == experiment.world_directory(renamed, config.world, 0)
+    assert here.is_dir() and here == world.world_directory(renamed, config.world, 0)
     others = [
-        experiment.world_directory(dataset, config.world, 1),
-        experiment.world_directory(dataset, updated(config.world, {"width": 9}), 0),
-        experiment.world_directory(swings(episodes=5), config.world, 0),
+        world.world_directory(dataset, config.world, 1),
+        world.world_directory(dataset, updated(config.world, {"width": 9}), 0),
+        world.world_directory(swings(episodes=5), config.world, 0),
     ]
     assert len({here, *others}) == 4

@@ -6,7 +6,9 @@ while gradient steps remain:
     for g = 1 .. G:  one gradient step on a tape of trajectories from B
 """
 
+import dataclasses
 import math
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +16,14 @@ import numpy as np
 
 from neubay import agents
 from neubay.agents import Agent, AgentState
+from neubay.agents.divergence import refuse_divergence
 from neubay.config import TrainConfig
 from neubay.data.dataset import Dataset
-from neubay.errors import ConfigError, TrainingError
-from neubay.evaluation import evaluate
-from neubay.experience import Imagined, Recorded
-from neubay.runs.checkpoints import Checkpoints
-from neubay.runs.tracking import Tracker
-from neubay.tape import tape_length
-from neubay.tasks import Task
+from neubay.evaluation import score
+from neubay.experience import Imagined, Recorded, tape_rows
+from neubay.runs.checkpoints import SLICE, Checkpoint, Checkpoints, fill
+from neubay.runs.files import arrays_of
+from neubay.runs.tracking import Tracker, clock
 from neubay.world import FittedWorld
 
 UPDATES_PER_CALL = 50
@@ -52,25 +53,25 @@ def train_agent(
     """The while-loop of Algorithm 1. Behaviour cloning needs no world and imagines nothing.
 
     A turn of the loop gathers experience, or makes some of the gradient steps that are due for it;
-    between two turns the training can be left and gone on with.
+    between two turns the training can be stopped and resumed.
     """
     task, seed, steps = dataset.task, config.seed, config.agent.steps
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
     experience = Imagined(dataset, fitted, config) if fitted else Recorded(dataset, config)
     rows_of_tape = tape_rows(task, config)
     every = max(steps // config.evaluation.evaluations, 1)
-    state, at = checkpoints.resume(agent.init(jax.random.key(seed)), experience, steps)
+    state, at = resume(agent.init(jax.random.key(seed)), experience, steps, checkpoints)
     while at.step < steps:
         if at.due < 1:
-            with at.clock("imagination"):
+            with clock(at.seconds, "imagination"):
                 rows, at.gathered = experience.gather(agent, state, at.iteration)
             at.iteration, at.due = at.iteration + 1, at.due + rows * config.agent.updates_per_row
         else:
             iteration, count = at.iteration - 1, min(UPDATES_PER_CALL, steps - at.step)
             rng = np.random.default_rng([seed, iteration, at.step])
-            with at.clock("sampling"):
+            with clock(at.seconds, "sampling"):
                 tapes = experience.sample(rng, count, rows_of_tape)
-            with at.clock("updates"):
+            with clock(at.seconds, "updates"):
                 state, losses = agent.update(state, tapes)
                 numbers = {RENAMED.get(name, name): float(value) for name, value in losses.items()}
             before, at.step, at.due = at.step, at.step + count, at.due - count
@@ -79,60 +80,70 @@ def train_agent(
             track(at.metrics)
             refuse_divergence(numbers, at.step)
             if at.step // every > before // every or at.step == steps:
-                with at.clock("evaluation"):
-                    at.evaluation = score(agent, state, dataset, config, at.step)
+                with clock(at.seconds, "evaluation"):
+                    at.evaluation = score(agent, state, task, config, at.step)
                 if at.evaluation is not None:
                     track(at.evaluation)
-        checkpoints.pause(state, experience, at, steps)
+        pause(state, experience, at, steps, checkpoints)
     return Trained(agent, state, at.evaluation, at.metrics, at.seconds)
 
 
-def refuse_divergence(numbers: dict[str, float], step: int) -> None:
-    """Stop where a loss is not finite: nothing good comes after it."""
-    diverged = [
-        name
-        for name, value in numbers.items()
-        if not math.isfinite(value) and not name.startswith("q_")  # those lack rows at times
-    ]
-    if diverged:
-        raise TrainingError(
-            f"diverged at step {step:,}: not finite is {', '.join(diverged)}. The last checkpoint "
-            "is from before and is kept; going on from it would end here again. The paper advises "
-            "a smaller learning rate of the recurrent encoder (eta_phi, which it sweeps from 3e-7 "
-            "to 1e-4: --agent.encoder-lr) or a smaller discount (--agent.gamma), in another --out"
-        )
+@dataclasses.dataclass
+class Position:
+    """Where Algorithm 1 is between two turns, beside agent and replay.
 
-
-def tape_rows(task: Task, config: TrainConfig) -> int:
-    """Rows of a training batch: one that holds a whole trajectory, whatever its length."""
-    if config.agent.tape is None:
-        return tape_length(task.horizon)
-    if config.agent.tape <= task.horizon:
-        raise ConfigError(
-            f"agent.tape is {config.agent.tape}, but an episode of '{task.name}' has up to "
-            f"T = {task.horizon} steps, and a tape must hold it whole; set it above, or to None"
-        )
-    return config.agent.tape
-
-
-def score(
-    agent: Agent, state: AgentState, dataset: Dataset, config: TrainConfig, step: int
-) -> dict[str, Any] | None:
-    """Evaluate the deterministic policy in the task's environment, if it has one.
-
-    `q_start` is what the critic expects of these very episodes, `q_gap` by how much that exceeds
-    what they pay, both discounted; the critic's value includes the entropy bonus.
+    Random numbers need no place in it: they follow from seed, iteration and step, and the agent
+    has a key of its own.
     """
-    if dataset.task.make_env is None:
-        return None
-    result = evaluate(
-        dataset.task,
-        agent.policy(state, deterministic=True),
-        episodes=config.evaluation.episodes,
-        seed=config.seed,
-        gamma=config.agent.gamma,
-    )
-    record = result.record()
-    expected = float(agent.values(state, result.opening).mean())
-    gap = {"q_start": expected, "q_gap": expected - record["discounted_mean"]}
-    return {"kind": "evaluation", "step": step, **record, **gap}
+
+    step: int = 0  # gradient steps done
+    iteration: int = 0  # times that experience was gathered
+    due: float = 0.0  # gradient steps still to make for the rows gathered
+    gathered: dict[str, Any] = dataclasses.field(default_factory=dict)  # what was last gathered
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)  # the last row of training
+    evaluation: dict[str, Any] | None = None  # the last one
+    best: float = -math.inf  # the highest mean return so far
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # wall time per stage
+
+
+def resume(
+    state: AgentState, experience: Imagined | Recorded, steps: int, checkpoints: Checkpoints
+) -> tuple[AgentState, Position]:
+    """State and position of the last checkpoint, its experience loaded; or else of the start."""
+
+    def use(checkpoint: Checkpoint) -> tuple[AgentState, Position]:
+        slices, at = checkpoint.slices(), Position(**checkpoint.note)
+        resumed = fill(state, next(slices))
+        if at.step < steps:
+            experience.load(slices)
+        return resumed, at
+
+    resumed = checkpoints.resume(use)
+    if resumed is None:
+        return state, Position()
+    checkpoints.tell(f"resuming from step {resumed[1].step:,} of {steps:,}")
+    return resumed
+
+
+def pause(
+    state: AgentState,
+    experience: Imagined | Recorded,
+    at: Position,
+    steps: int,
+    checkpoints: Checkpoints,
+) -> None:
+    """Keep the agent if it scored best, and a checkpoint if one is due; the last has no replay."""
+    ended, scored = at.step >= steps, at.evaluation or {"step": None}
+    with clock(at.seconds, "checkpoints"):
+        if scored["step"] == at.step and scored["return_mean"] > at.best:
+            at.best = scored["return_mean"]
+            best = dataclasses.asdict(at), [arrays_of(state)]
+            checkpoints.keep_best(f"{at.step:09d}", best)
+        checkpoints.pause(
+            f"{at.step:09d}-{at.iteration:07d}",
+            lambda: (
+                dataclasses.asdict(at),
+                chain([arrays_of(state)], () if ended else experience.slices(SLICE)),
+            ),
+            last=ended,
+        )

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from neubay.agents import Agent, AgentState
+from neubay.config import TrainConfig
 from neubay.errors import TaskError
 from neubay.tape import AgentInput, Tape
 from neubay.tasks import Task
@@ -74,6 +76,29 @@ def evaluate(
         ]
         states = [env.reset(seed=seed + i)[0] for i, env in enumerate(environments)]
         return _roll(task, policy, environments, states, seed, gamma)
+
+
+def score(
+    agent: Agent, state: AgentState, task: Task, config: TrainConfig, step: int
+) -> dict[str, Any] | None:
+    """Evaluate the deterministic policy in the task's environment, if it has one.
+
+    `q_start` is what the critic expects of these very episodes, `q_gap` by how much that exceeds
+    what they pay, both discounted; the critic's value includes the entropy bonus.
+    """
+    if task.make_env is None:
+        return None
+    result = evaluate(
+        task,
+        agent.policy(state, deterministic=True),
+        episodes=config.evaluation.episodes,
+        seed=config.seed,
+        gamma=config.agent.gamma,
+    )
+    record = result.record()
+    expected = float(agent.values(state, result.opening).mean())
+    gap = {"q_start": expected, "q_gap": expected - record["discounted_mean"]}
+    return {"kind": "evaluation", "step": step, **record, **gap}
 
 
 def _roll(

@@ -11,9 +11,10 @@ from neubay import imagination
 from neubay.agents import Agent, AgentState
 from neubay.config import RolloutConfig, TrainConfig
 from neubay.data.dataset import Dataset
+from neubay.errors import ConfigError
 from neubay.imagination import Rules
 from neubay.replay import Replay, sample_data
-from neubay.tape import Tape
+from neubay.tape import Tape, tape_length
 from neubay.tasks import Task
 from neubay.world import FittedWorld
 
@@ -26,6 +27,18 @@ def rollout_rules(config: RolloutConfig, task: Task, fitted: FittedWorld) -> Rul
         threshold=math.inf if config.zeta is None else fitted.threshold(config.zeta),
         mean_uncertainty=fitted.mean_uncertainty,
     )
+
+
+def tape_rows(task: Task, config: TrainConfig) -> int:
+    """Rows of a training tape, which holds a whole trajectory, whatever its length."""
+    if config.agent.tape is None:
+        return tape_length(task.horizon)
+    if config.agent.tape <= task.horizon:
+        raise ConfigError(
+            f"agent.tape is {config.agent.tape}, but an episode of '{task.name}' has up to "
+            f"T = {task.horizon} steps, and a tape must hold it whole; set it above, or to None"
+        )
+    return config.agent.tape
 
 
 class Imagined:
@@ -63,7 +76,7 @@ class Imagined:
         return self.replay.slices(size)
 
     def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Go on with what another one had gathered."""
+        """Take over what another one had gathered."""
         self.replay.load(slices)
 
 
@@ -86,4 +99,4 @@ class Recorded:
         return iter(())
 
     def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Nothing to go on with."""
+        """Nothing was kept."""

@@ -1,10 +1,8 @@
 """One call from data to a scored policy: world (reused if one matches), agent, evaluation, files.
 
-A run directory (`rundir.py`) that was left is gone on with, and a finished one is opened.
+A run that was interrupted is resumed from its directory (`rundir.py`), a finished one is opened.
 """
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable
@@ -16,20 +14,20 @@ import jax
 import numpy as np
 
 from neubay import data, imagination, preflight, world
-from neubay.algorithm import Trained, tape_rows, train_agent
-from neubay.config import Preset, TrainConfig, WorldConfig, default_preset, resolve
+from neubay.algorithm import Trained, train_agent
+from neubay.config import Preset, TrainConfig, default_preset, resolve
 from neubay.data.dataset import Dataset
-from neubay.data.files import cache_directory
 from neubay.errors import ConfigError, RunError
-from neubay.experience import rollout_rules
+from neubay.experience import rollout_rules, tape_rows
 from neubay.policy import Policy, load_policy
 from neubay.runs import rundir, tracking
-from neubay.runs.checkpoints import EVERY, Checkpoints
+from neubay.runs.checkpoints import CHECKPOINTS, EVERY, Checkpoints
 from neubay.runs.files import atomic_write_json, read_json, tree_hash
-from neubay.runs.messages import Report, log
+from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import deferred_signals, leave_if_asked
 from neubay.runs.tracking import Tracker
+from neubay.runs.values import finite
 from neubay.tasks import published_settings
 from neubay.world import FittedWorld
 
@@ -75,7 +73,7 @@ def train(
 
 
 def default_directory(dataset: Dataset, variant: str, seed: int) -> Path:
-    """Where a run goes that was not told."""
+    """Where a run is kept unless told otherwise."""
     return Path("runs") / f"{dataset.name}-{variant}-seed{seed}"
 
 
@@ -89,22 +87,54 @@ def run(
     trackers: tuple[Tracker, ...] = (),
     world_progress: WorldProgress | None = None,
     checkpoint_seconds: float = EVERY,
-    report: Report = log,
+    tell: Tell = log,
 ) -> Result:
     """Train world and agent on `dataset` and score the policy; everything is kept in `directory`.
 
-    A run that was left there goes on and ends, on a CPU bit for bit, as if it never had been; a
-    finished one is given back. `Stopped` is raised where SIGINT or SIGTERM ended it.
+    A run that was interrupted there is resumed and ends, on a CPU bit for bit, as if it never had
+    been; a finished one is given back. `Stopped` is raised where SIGINT or SIGTERM ended it.
 
     Args:
         fitted: a world to use instead of training or looking for one.
         about: more to write into run.json, such as the command.
         trackers: where rows go beside metrics.jsonl.
-        world_progress: told how the world's training goes.
+        world_progress: is given the progress of the world's training.
         checkpoint_seconds: time between two checkpoints, at least.
-        report: told, in a sentence, what a user should know.
+        tell: is given a sentence that the user should know.
     """
-    tape_rows(dataset.task, config)  # settings that cannot work are refused before any work
+    _check_settings(dataset, config, directory, checkpoint_seconds)
+    asked = _description(dataset, config) | (about or {})
+    with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
+        metrics = directory / rundir.METRICS_FILE
+        checkpoints = Checkpoints(
+            directory / CHECKPOINTS,
+            metrics,
+            every=checkpoint_seconds,
+            signalled=signalled,
+            tell=tell,
+        )
+        if rundir.is_finished(directory):
+            checkpoints.finish(kept=1)  # in case that the process ended just before
+            return _finished(directory, fitted)
+        _tell_changes(begun, tell)
+        needs_world, seconds = config.agent.algorithm != "bc", {"world": 0.0}
+        if needs_world:
+            fitted, seconds["world"] = _world(
+                dataset, config, directory, fitted, world_progress, tell
+            )
+        track = tracking.together([tracking.json_lines(metrics), *trackers])
+        trained = train_agent(dataset, fitted if needs_world else None, config, track, checkpoints)
+        policy, summary = _result(dataset, fitted, config, trained, directory, seconds)
+        checkpoints.finish(kept=1)
+        leave_if_asked()
+        return Result(policy, fitted, summary, directory)
+
+
+def _check_settings(
+    dataset: Dataset, config: TrainConfig, directory: Path, checkpoint_seconds: float
+) -> None:
+    """Refuse what cannot work before any work is done."""
+    tape_rows(dataset.task, config)
     if not checkpoint_seconds >= 0:
         raise ConfigError(
             f"--checkpoint-seconds is {checkpoint_seconds}: expected a number of seconds, 0 or more"
@@ -112,36 +142,26 @@ def run(
     if not rundir.is_finished(directory):
         preflight.check_environment(dataset)
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
-    asked = _description(dataset, config) | (about or {})
-    with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
-        metrics = directory / rundir.METRICS_FILE
-        checkpoints = Checkpoints(
-            directory, metrics, every=checkpoint_seconds, signalled=signalled, report=report
-        )
-        if rundir.is_finished(directory):
-            checkpoints.finish()  # in case that the process ended just before
-            return _finished(directory, fitted)
-        _tell_changes(begun, report)
-        needs_world = config.agent.algorithm != "bc"
-        world_seconds = 0.0
-        if needs_world:
-            fitted, world_seconds = _world(
-                dataset, config, directory, fitted, world_progress, report
-            )
-        track = tracking.together([tracking.json_lines(metrics), *trackers])
-        trained = train_agent(dataset, fitted if needs_world else None, config, track, checkpoints)
-        begun_summary = time.perf_counter()
+
+
+def _result(
+    dataset: Dataset,
+    fitted: FittedWorld | None,
+    config: TrainConfig,
+    trained: Trained,
+    directory: Path,
+    seconds: dict[str, float],
+) -> tuple[Policy, dict[str, Any]]:
+    """The policy and the summary of a training, written into the run directory."""
+    seconds = seconds | trained.seconds
+    with tracking.clock(seconds, "summary"):
         policy = Policy(trained.agent, trained.state, dataset.task, config.agent)
         policy.save(directory / rundir.POLICY_FILE)
         summary = summarise(dataset, fitted, config, trained)
-        seconds = {"world": world_seconds, **trained.seconds}
-        seconds["summary"] = time.perf_counter() - begun_summary
-        summary["seconds"] = seconds | {"total": sum(seconds.values())}
-        summary = tracking.finite(summary)
-        atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
-        checkpoints.finish()
-        leave_if_asked()
-        return Result(policy, fitted, summary, directory)
+    summary["seconds"] = seconds | {"total": sum(seconds.values())}
+    summary = finite(summary)
+    atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
+    return policy, summary
 
 
 def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
@@ -165,8 +185,8 @@ def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _tell_changes(begun: dict[str, Any], report: Report) -> None:
-    """Say so where a run is gone on with by other software than it was begun with."""
+def _tell_changes(begun: dict[str, Any], tell: Tell) -> None:
+    """Say so where a run is resumed by other software than it was begun with."""
     before, now = begun.get("provenance", {}), provenance()
     changed = [
         f"{name} {before.get(name, 'none')}, now {now.get(name, 'none')}"
@@ -174,7 +194,7 @@ def _tell_changes(begun: dict[str, Any], report: Report) -> None:
         if before.get(name) != now.get(name)
     ]
     if changed:
-        report(f"begun with {'; '.join(changed)}: numbers may differ from a run made in one go")
+        tell(f"begun with {'; '.join(changed)}: numbers may differ from an uninterrupted run")
 
 
 def _world(
@@ -183,18 +203,18 @@ def _world(
     directory: Path,
     fitted: FittedWorld | None,
     progress: WorldProgress | None,
-    report: Report,
+    tell: Tell,
 ) -> tuple[FittedWorld, float]:
     """The run's world, found, trained or handed in, and the time that took; the run directory
-    remembers which it was, and no other is gone on with."""
+    remembers which it was, and the run is resumed in no other."""
     begun, where = time.perf_counter(), None
     if fitted is None:
-        where = world_directory(dataset, config.world, config.seed)
+        where = world.world_directory(dataset, config.world, config.seed)
         fitted = world.fit(
-            dataset, config.world, config.seed, directory=where, progress=progress, report=report
+            dataset, config.world, config.seed, directory=where, progress=progress, tell=tell
         )
     digest = tree_hash(fitted.world)
-    path = directory / rundir.WORLD_FILE
+    path = directory / rundir.WORLD_REFERENCE
     if path.exists():
         reference = read_json(path)
         if "hash" not in reference:
@@ -224,21 +244,12 @@ def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
     """What a finished run left."""
     policy = load_policy(directory / rundir.POLICY_FILE)
     summary = read_json(directory / rundir.SUMMARY_FILE)
-    reference = directory / rundir.WORLD_FILE
+    reference = directory / rundir.WORLD_REFERENCE
     if fitted is None and reference.exists():
         where = read_json(reference).get("directory")
         if where is not None and Path(where).exists():
             fitted = world.load(Path(where))
     return Result(policy, fitted, summary, directory)
-
-
-def world_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:
-    """Where the world of these data, settings and seed lives: the same for every run, and
-    whatever the data was called when it was trained."""
-    identity = json.dumps([dataset.hash, config.model_dump(), seed], sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    worlds = cache_directory() / "worlds"
-    return min(worlds.glob(f"*-{digest}"), default=worlds / f"{dataset.name}-{digest}")
 
 
 def summarise(

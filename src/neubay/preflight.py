@@ -20,8 +20,8 @@ from neubay.world.transitions import RESIDENT_BYTES
 
 RUNTIME = 500_000_000
 """Bytes of Python, JAX and compiled programs."""
-SLICES_HELD = 3
-"""Slices of the replay in memory while a checkpoint is written or read: it, and twice in orbax."""
+SLICES_HELD = 2
+"""Slices of the replay in memory while a checkpoint is read: one that is copied, and the next."""
 Parts = dict[str, int]
 """Bytes, by what holds them."""
 
@@ -95,7 +95,7 @@ def check_memory(dataset: Dataset, config: TrainConfig, *, begun: bool = False) 
     remedies = ["make memory free"]
     if begun:
         remedies.append(
-            "go on on a machine that has more: take the run directory and its world (--world) there"
+            "resume on a machine that has more: copy the run directory and its world (--world)"
         )
     left = free - sum(size for name, size in parts.items() if name != "replay")
     rows = int(left / _bytes_per_row(dataset, config)) if "replay" in parts else 0

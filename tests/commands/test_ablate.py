@@ -125,7 +125,7 @@ def test_runs_are_resumed_and_reported(
     with pytest.raises(Stopped):
         ablate.ablate(asked)
     said = capsys.readouterr().out
-    assert len(made) == 3 and said.count("saved; to go on: neubay ablate pendulum") == 1
+    assert len(made) == 3 and said.count("saved; to resume: neubay ablate pendulum") == 1
     assert ablate.ablate(asked) == 0
     assert [path.name for path in made[3:]] == ["zeta-0.9-seed1"], "the rest was there"
     text = capsys.readouterr().out

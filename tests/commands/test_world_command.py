@@ -66,7 +66,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     out = tmp_path / "world"
     assert run("world", str(data), *SMALL, "--out", str(out)) == 130
     printed = " ".join(capsys.readouterr().out.split())
-    assert "to go on: neubay world" in printed and str(data.name) in printed
+    assert "to resume: neubay world" in printed and str(data.name) in printed
 
 
 def test_wrong_settings_are_refused_with_a_reason(

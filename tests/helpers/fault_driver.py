@@ -18,21 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint  # noqa: F401  (imported before the forks)
-
 from helpers.small_runs import swings, tiny
 from neubay import algorithm, experiment, imagination
 from neubay.agents import redq
 from neubay.experience import Imagined
 from neubay.policy import Policy
-from neubay.runs import checkpoints, tracking
+from neubay.runs import checkpoints, files, tracking
 from neubay.tasks import get_task
 from neubay.world import World, fitted, fitting
 
 WORLD_PHASES: dict[str, tuple[Any, str]] = {
     "world training": (fitting, "train"),
     "world validation": (fitting, "validate"),
-    "world checkpoint": (fitting, "save_arrays"),
+    "world checkpoint": (checkpoints, "write_arrays"),
     "world checkpoint named": (Path, "replace"),
     "uncertainty over the data": (World, "uncertainty"),
     "world written": (fitted, "atomic_write_json"),
@@ -42,10 +40,10 @@ AGENT_PHASES: dict[str, tuple[Any, str]] = {
     "sampling": (Imagined, "sample"),
     "updates": (redq.Agent, "update"),
     "row of metrics": (tracking, "finite"),
-    "evaluation": (algorithm, "evaluate"),
-    "checkpoint arrays": (checkpoints, "_plain"),
+    "evaluation": (algorithm, "score"),
+    "checkpoint arrays": (algorithm, "arrays_of"),
     "checkpoint hashes": (checkpoints, "seal"),
-    "checkpoint flushed": (checkpoints, "flush_to_disk"),
+    "checkpoint flushed": (files, "flush_to_disk"),
     "checkpoint named": (Path, "rename"),
     "checkpoint removed": (checkpoints, "_discard"),
 }
@@ -69,7 +67,7 @@ def train(directory: Path, every: float) -> None:
         CONFIG,
         directory,
         checkpoint_seconds=every,
-        report=lambda text: None,
+        tell=lambda text: None,
     )
 
 

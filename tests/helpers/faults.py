@@ -25,10 +25,10 @@ def train(
     config: TrainConfig,
     directory: Path,
     *trackers: Tracker,
-    report: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> experiment.Result:
     return experiment.run(
-        data, config, directory, trackers=trackers, checkpoint_seconds=0.0, report=report
+        data, config, directory, trackers=trackers, checkpoint_seconds=0.0, tell=tell
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from neubay.config import TrainConfig, preset, updated
 from neubay.data.dataset import Dataset
 from neubay.runs import checkpoints, rundir
+from neubay.runs.files import read_arrays
 
 TINY: dict[str, Any] = {
     "world": {"width": 8, "depth": 1, "pool": 3, "members": 2, "max_epochs": 2, "batch": 64},
@@ -60,21 +61,15 @@ def outcome(directory: Path) -> dict[str, Any]:
         "metrics": (directory / rundir.METRICS_FILE).read_bytes(),
         "policy": _arrays(directory / rundir.POLICY_FILE),
     }
-    if (directory / rundir.WORLD_FILE).exists():
-        found["world"] = json.loads((directory / rundir.WORLD_FILE).read_text())["hash"]
+    if (directory / rundir.WORLD_REFERENCE).exists():
+        found["world"] = json.loads((directory / rundir.WORLD_REFERENCE).read_text())["hash"]
     kept = sorted(path for path in (directory / "checkpoints").iterdir())
     for path in kept:
-        note = checkpoints.unsealed(path)
-        position = {name: value for name, value in note["position"].items() if name != "seconds"}
-        parts = checkpoints.read_arrays(path / "arrays", note["arrays"])
-        found[path.name] = (
-            position,
-            {
-                f"{part}{name}": array.tobytes()
-                for part, arrays in parts.items()
-                for name, array in arrays.items()
-            },
-        )
+        sealed = checkpoints.unsealed(path)
+        position = {name: value for name, value in sealed["note"].items() if name != "seconds"}
+        slices = [read_arrays(path / name) for name in sealed["files"]]
+        arrays = {name: array.tobytes() for part in slices for name, array in part.items()}
+        found[path.name] = (position, arrays)
     return found
 
 

@@ -14,10 +14,10 @@ from jax import lax
 
 from neubay import agents, published
 from neubay.agents import redq
-from neubay.algorithm import tape_rows
 from neubay.commands.options import NamedDataset, TrainSettings, train_defaults
 from neubay.config import AgentConfig, TrainConfig
 from neubay.data.dataset import Dataset
+from neubay.experience import tape_rows
 from neubay.replay import sample_data
 from neubay.tape import Tape
 from neubay.tasks import Task, get_task

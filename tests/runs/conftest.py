@@ -10,7 +10,7 @@ from helpers.faults import stop_at, train
 from helpers.small_runs import outcome, swings, tiny
 from neubay.config import TrainConfig
 from neubay.data.dataset import Dataset
-from neubay.runs import rundir
+from neubay.runs import checkpoints
 from neubay.runs.signals import Stopped
 from neubay.tasks import get_task
 
@@ -65,7 +65,7 @@ def halfway(
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         patch.setenv("NEUBAY_CACHE", str(shared_cache))
         train(data, config, directory, stop_at(200))
-    assert len(rundir.moments(directory / "checkpoints")) == 2
+    assert len(checkpoints.found(directory / "checkpoints")) == 2
     return directory
 
 

@@ -165,7 +165,7 @@ def test_a_million_rows_are_plotted_within_ten_seconds(tmp_path: Path) -> None:
 def test_a_run_is_shown(tmp_path: Path, run: Run) -> None:
     directory = make(tmp_path / "left", step=450)
     _, printed = run("show", str(directory))
-    for part in ("unfinished", "hash 0000", "agent.steps 1000", "to go on", ABOUT["command"]):
+    for part in ("unfinished", "hash 0000", "agent.steps 1000", "to resume", ABOUT["command"]):
         assert part in printed
     make(directory, summary={"steps": 1000, "return_mean": -150.25, "horizon": {"p50": 12.0}})
     _, printed = run("show", str(directory))

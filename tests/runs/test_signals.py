@@ -35,8 +35,8 @@ def test_signals_are_answered_at_a_safe_point(
         assert stopped.value.signum == signum
         assert rundir.look(directory).step == step
         told: list[str] = []
-        train(data, config, directory, report=told.append)
-        assert told == [f"going on from step {step} of 300"]
+        train(data, config, directory, tell=told.append)
+        assert told == [f"resuming from step {step} of 300"]
         assert outcome(directory) == reference
     tally(len(points), "current step finished, all saved, resumed bit for bit")
 
@@ -68,11 +68,11 @@ def test_signals_outside_of_the_steps_are_answered_too(
     with before(experiment, "posterior_estimate", ask), pytest.raises(Stopped):
         train(data, config, tmp_path / "last")
     assert outcome(tmp_path / "last") == reference
-    tally(4, "the step finished, all saved; gone on with bit for bit, nothing trained twice")
+    tally(4, "the step finished, all saved; resumed bit for bit, nothing trained twice")
 
 
 @pytest.mark.faults("SIGTERM to a real command")
-def test_a_command_that_is_terminated_says_how_to_go_on_and_does(
+def test_a_command_that_is_terminated_says_how_to_resume_and_does(
     tmp_path: Path, tally: Tally
 ) -> None:
     (tmp_path / "tiny.yaml").write_text(json.dumps(tiny(agent={"steps": 1000}).model_dump()))
@@ -93,21 +93,21 @@ def test_a_command_that_is_terminated_says_how_to_go_on_and_does(
     assert running.returncode == 128 + signal.SIGTERM
     left = rundir.look(tmp_path / "run")
     assert left.state == "unfinished" and 0 < left.step < 1000
-    advice = said.split("everything up to here is saved; to go on: neubay ")[1]
+    advice = said.split("everything up to here is saved; to resume: neubay ")[1]
     assert shlex.split(advice) == asked
     with start(shlex.split(advice)) as running:
         said, _ = running.communicate()
     assert running.returncode == 0
-    assert f"going on from step {left.step:,} of 1,000" in said
+    assert f"resuming from step {left.step:,} of 1,000" in said
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [row["step"] for row in rows if row["kind"] == "train"]
     assert steps == list(range(50, 1001, 50))
-    tally(1, "saved, exit code 143; the command that it printed went on and finished")
+    tally(1, "saved, exit code 143; the command that it printed resumed and finished")
 
 
 @pytest.mark.faults("exit code and advice after a signal")
 @pytest.mark.parametrize("command", ["train", "world", "bandit"])
-def test_a_stopped_command_tells_how_to_go_on(
+def test_a_stopped_command_tells_how_to_resume(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,9 +130,9 @@ def test_a_stopped_command_tells_how_to_go_on(
             cli.main([*arguments, "--seed", "3", "--out", str(tmp_path / "run")])
         assert ended.value.code == code
         printed = " ".join(capsys.readouterr().out.split())
-        assert f"saved; to go on: neubay {command}" in printed
+        assert f"saved; to resume: neubay {command}" in printed
         assert "--seed" in printed and str(tmp_path / "run") in printed
-    tally(2, "exit codes 130 and 143, and the exact command to go on")
+    tally(2, "exit codes 130 and 143, and the exact command to resume")
 
 
 def test_a_second_signal_stops_at_once() -> None:

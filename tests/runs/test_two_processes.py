@@ -41,6 +41,6 @@ def test_a_world_in_training_is_waited_for(data: Dataset, tmp_path: Path, tally:
             told.append(text)
             holder.kill()
 
-        world.fit(data, tiny().world, 0, directory=tmp_path / "world", report=waiting)
+        world.fit(data, tiny().world, 0, directory=tmp_path / "world", tell=waiting)
     assert len(told) == 1 and f"waiting for process {holder.pid}" in told[0]
     tally(1, "the second says whom it waits for, and then uses the world")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.small_runs import swings, tiny
-from neubay import experiment, published, world
+from neubay import published, world
 from neubay.config import TrainConfig, preset, updated
 from neubay.errors import ConfigError
 from neubay.runs.files import tree_hash
@@ -137,10 +137,10 @@ def test_a_smaller_posterior_is_the_best_of_the_same_pool(
     dataset = swings(get_task("pendulum"))
     main = tiny(world={"pool": 3, "members": 3})
     smaller = updated(main, {"world": {"members": 2}})
-    where = experiment.world_directory(dataset, smaller.world, 0)
+    where = world.world_directory(dataset, smaller.world, 0)
     ablations.share_pool(dataset, main, smaller)
     assert not where.exists(), "there is no main world yet"
-    world.fit(dataset, main.world, 0, directory=experiment.world_directory(dataset, main.world, 0))
+    world.fit(dataset, main.world, 0, directory=world.world_directory(dataset, main.world, 0))
     ablations.share_pool(dataset, main, updated(smaller, {"world": {"max_epochs": 3}}))
     assert len(list(where.parent.iterdir())) == 1, "another world is none of its business"
     ablations.share_pool(dataset, main, smaller)

@@ -13,7 +13,7 @@ from neubay import world as worlds
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, WorldError
 from neubay.world import FittedWorld
-from neubay.world.fitted import CHECKPOINT_FILE
+from neubay.world.fitted import FORMER_CHECKPOINT
 
 
 @pytest.mark.slow
@@ -92,6 +92,9 @@ def test_a_damaged_directory_is_an_error_that_says_where(
 
 
 def test_an_unfinished_world_is_not_a_world(dataset: Dataset, tmp_path: Path) -> None:
-    (tmp_path / CHECKPOINT_FILE).touch()
+    (tmp_path / "checkpoints" / "0000001-0000000").mkdir(parents=True)
     with pytest.raises(WorldError, match="unfinished"):
+        worlds.load(tmp_path)
+    (tmp_path / FORMER_CHECKPOINT).touch()
+    with pytest.raises(WorldError, match=r"unfinished world of neubay 0\.1"):
         worlds.load(tmp_path)

@@ -20,9 +20,9 @@ from neubay import world as worlds
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
+from neubay.runs import checkpoints
 from neubay.tasks import DiscreteActions, Task
 from neubay.world import FittedWorld, Member, Progress, World, fitting, training
-from neubay.world.fitted import CHECKPOINT_FILE
 from neubay.world.training import Learner, Snapshots
 
 # --- A system whose truth is known ---------------------------------------------------------------
@@ -329,9 +329,9 @@ def test_interrupted_twice_and_resumed_ends_where_the_uninterrupted_fit_ends(
             worlds.fit(
                 dataset, CONFIG, seed=0, directory=tmp_path, progress=interrupting(after, stop)
             )
-        assert (tmp_path / CHECKPOINT_FILE).exists()
+        assert checkpoints.found(tmp_path / "checkpoints")
     resumed = worlds.fit(dataset, CONFIG, seed=0, directory=tmp_path)
-    assert not (tmp_path / CHECKPOINT_FILE).exists()
+    assert not (tmp_path / "checkpoints").exists()
     assert_same(resumed, fitted)
 
 
@@ -358,7 +358,7 @@ def test_a_checkpoint_of_another_fit_is_refused(dataset: Dataset, tmp_path: Path
     wider = CONFIG.model_copy(update={"width": 33})
     with pytest.raises(WorldError, match="its width is 32, asked for is 33"):
         worlds.fit(dataset, wider, seed=0, directory=tmp_path)
-    checkpoint = tmp_path / CHECKPOINT_FILE
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-200])
+    (checkpoint,) = checkpoints.found(tmp_path / "checkpoints")
+    (checkpoint / "0001.npz").write_bytes((checkpoint / "0001.npz").read_bytes()[:-200])
     with pytest.raises(WorldError, match=r"remove .* to train from the start"):
         worlds.fit(dataset, CONFIG, seed=0, directory=tmp_path)

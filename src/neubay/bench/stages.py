@@ -18,11 +18,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from neubay import imagination
 from neubay.agents import redq
 from neubay.agents.networks import GaussianPolicy
-from neubay.algorithm import tape_rows
 from neubay.bench.measure import compile_seconds, measure, peak_mb
 from neubay.config import Preset, Published, TrainConfig, WorldConfig, preset
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError
+from neubay.experience import tape_rows
 from neubay.replay import Replay
 from neubay.runs.provenance import provenance
 from neubay.tape import AnyArray, Tape, slice_rows

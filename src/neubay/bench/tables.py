@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from neubay.runs.files import atomic_file, write_between
+from neubay.runs.files import atomic, write_between
 
 COLUMNS = {
     "gflops": ("GFLOP/s", ".0f"),
@@ -55,6 +55,7 @@ def write_markdown(path: Path, section: str, text: str) -> None:
     begin, end = f"<!-- bench:{section} -->", f"<!-- /bench:{section} -->"
     old = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
     if begin not in old:
-        with atomic_file(path) as file:
-            file.write(f"{old.rstrip()}\n\n## {section}\n\n{begin}\n{end}\n".encode())
+        with atomic(path) as draft:
+            section_text = f"{old.rstrip()}\n\n## {section}\n\n{begin}\n{end}\n"
+            draft.write_text(section_text, encoding="utf-8")
     write_between(path, begin, end, text)

@@ -78,7 +78,7 @@ def bandit(
             directory,
             penalties=penalties,
             overrides={} if encoder_lr is None else {"agent": {"encoder_lr": encoder_lr}},
-            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+            tell=lambda text: console.print(text, markup=False, soft_wrap=True),
             track=_progress(console),
         )
         _write_report([summary], directory, "png")

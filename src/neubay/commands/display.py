@@ -112,13 +112,13 @@ def _headline(row: Row) -> str:
 
 @contextlib.contextmanager
 def stopped(console: Console, command: str) -> Iterator[None]:
-    """Say how to go on where the user or the system stops a training."""
+    """Say how to resume where the user or the system stops a training."""
     try:
         yield
     except KeyboardInterrupt as stop:
         whole = isinstance(stop, Stopped)
         kept = "everything up to here is saved" if whole else "stopped after the last checkpoint"
-        console.print(f"{kept}; to go on: {command}", markup=False, soft_wrap=True)
+        console.print(f"{kept}; to resume: {command}", markup=False, soft_wrap=True)
         raise
 
 

@@ -10,8 +10,10 @@ from rich.table import Table
 
 from neubay.errors import RunError
 from neubay.runs import rundir
+from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import read_json
 from neubay.runs.rundir import Run
+from neubay.runs.values import flat, is_number
 
 # Nothing here may import JAX: looking at hundreds of runs takes less time than that.
 
@@ -25,12 +27,12 @@ def list_runs(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
     Args:
         folder: Where the runs are.
     """
-    console, found = Console(highlight=False), rundir.find(folder)
-    if not found:
+    console, runs = Console(highlight=False), rundir.find(folder)
+    if not runs:
         console.print(f"{folder}: no runs", markup=False)
         return
     table = Table("run", "state", "data", "variant", "seed", "steps", "return", "score", box=None)
-    for run in found:
+    for run in runs:
         table.add_row(*_row(run))
     console.print(table)
 
@@ -58,7 +60,7 @@ def _whole(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.1f}" if isinstance(value, int | float) else ""
+    return f"{value:.1f}" if is_number(value) else ""
 
 
 def show(directory: tyro.conf.Positional[Path]) -> None:
@@ -94,27 +96,25 @@ def _lines(run: Run) -> dict[str, str]:
             f"hash {data.get('hash')}, from {data.get('source')}"
         )
         lines["task"] = f"{about.get('task')}, scored in {about.get('environment') or 'nothing'}"
-    lines["settings"] = ", ".join(
-        f"{k} {v}" for k, v in rundir.flat(about.get("config", {})).items()
-    )
+    lines["settings"] = ", ".join(f"{k} {v}" for k, v in flat(about.get("config", {})).items())
     lines["versions"] = ", ".join(f"{k} {v}" for k, v in about.get("provenance", {}).items())
-    world = directory / rundir.WORLD_FILE
+    world = directory / rundir.WORLD_REFERENCE
     if world.exists():
         reference = read_json(world)
         lines["world"] = (
             f"{reference.get('hash')}, in {reference.get('directory') or 'a folder of its own'}"
         )
-    kept = [path.name for path in rundir.moments(directory / rundir.CHECKPOINTS)]
-    best = [path.name for path in (directory / rundir.CHECKPOINTS).glob("best-*")]
+    kept = [path.name for path in found(directory / CHECKPOINTS)]
+    best = [path.name for path in (directory / CHECKPOINTS).glob("best-*")]
     if kept or best:
         lines["checkpoints"] = ", ".join(kept + best)
-    plain = {k: v for k, v in rundir.flat(summary).items() if not isinstance(v, list)}
+    plain = {k: v for k, v in flat(summary).items() if not isinstance(v, list)}
     if plain:
         lines["result"] = ", ".join(
             f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()
         )
     elif run.state == "unfinished":
-        lines["to go on"] = about.get("command", "give the command again that began it")
+        lines["to resume"] = about.get("command", "give the command that began it again")
     return {name: text for name, text in lines.items() if text}
 
 

@@ -43,8 +43,8 @@ def train(arguments: list[str]) -> int:
         train_defaults,
         arguments,
         prog="neubay train",
-        description="From a dataset to a scored policy: world, agent, evaluation. A run that was "
-        "interrupted goes on where it was when the same command is given again.",
+        description="From a dataset to a scored policy: world, agent, evaluation. The same "
+        "command resumes a run that was interrupted.",
     )
     from neubay import experiment, world
     from neubay.commands.display import stopped
@@ -132,7 +132,7 @@ def run_shown(
             directory,
             trackers=(*trackers, shown),
             world_progress=progress,
-            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+            tell=lambda text: console.print(text, markup=False, soft_wrap=True),
             **options,
         )
 

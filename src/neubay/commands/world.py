@@ -39,13 +39,13 @@ def train(arguments: list[str]) -> int:
         description="Train a posterior over worlds on a dataset. The same command resumes an "
         "interrupted training.",
     )
-    from neubay import experiment, preflight, world
+    from neubay import preflight, world
     from neubay.commands.display import stopped, world_progress
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
     dataset = named.load()
-    directory = flags.out or experiment.world_directory(dataset, config, flags.seed)
+    directory = flags.out or world.world_directory(dataset, config, flags.seed)
     console.print(
         f"[bold]{dataset.name}[/]: {len(dataset.world_rows):,} transitions; preset "
         f"{settings.preset_name}: {config.pool} members of {config.depth} x "
@@ -61,7 +61,7 @@ def train(arguments: list[str]) -> int:
             flags.seed,
             directory=directory,
             progress=progress,
-            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+            tell=lambda text: console.print(text, markup=False, soft_wrap=True),
         )
     show(console, fitted)
     return 0

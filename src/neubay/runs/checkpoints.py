@@ -1,258 +1,226 @@
-"""Checkpoints of a training: written whole, sealed, and checked before they are believed.
+"""Checkpoints of a training: written whole, sealed, and verified before they are used.
 
-    checkpoints/000012000-0000031/    a moment of the training: gradient steps, gatherings
-        arrays/                       orbax: agent, optimiser states, random key; replay
-        replay/0001/ ...              orbax: more of the replay, where it is large
-        checkpoint.json               position, arrays, SHA-256 of every file and of itself
-    checkpoints/best-000008000/       the agent that scored best so far, without the replay
+    000012000-0000031/             a checkpoint; names sort by age
+        0000.npz, 0001.npz, ...    its arrays, in slices
+        checkpoint.json            the seal: a note, and the SHA-256 of every file and of itself
+    best-000008000/                the best one so far, whatever its age
 
-A moment appears under its name when everything in it is on the disk. The last two are kept: if the
-last one is damaged, the training goes on from the one before. The moment at the end of a training
-needs no replay, and is the only one that a finished run keeps, beside the best.
+A checkpoint appears under its name when everything in it is on the disk. The last two are kept: if
+the last is damaged, the one before is used. What is trained is not known here: note and arrays mean
+something to the caller only. No JAX either, so that looking at runs is instant.
 """
 
-import dataclasses
+import contextlib
 import hashlib
 import json
-import math
+import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import PyTree
+from typing import Any, NamedTuple, TypeVar
 
 from neubay.errors import RunError
-from neubay.runs.files import atomic_file, file_hash, flush_to_disk
-from neubay.runs.messages import Report, log
-from neubay.runs.rundir import CHECKPOINTS, moments
+from neubay.runs.files import (
+    Arrays,
+    Tree,
+    atomic,
+    file_hash,
+    filled,
+    flush_to_disk,
+    read_arrays,
+    write_arrays,
+)
+from neubay.runs.messages import Tell, log
 from neubay.runs.signals import Stopped
 
-LAYOUT = 2
-"""Version of a checkpoint. 1 had all of the replay in arrays/; it is read all the same."""
+LAYOUT = 3
+"""Version of a checkpoint. 1 and 2, of neubay 0.1, had other files, which are not read."""
+CHECKPOINTS = "checkpoints"
+"""The folder of them, in the directory of a run or of a world."""
 EVERY = 30.0
 """Seconds between two checkpoints, at least."""
 SHARE = 0.02
 """Of the time, what checkpoints may take: a slow one is followed by a longer pause."""
 SLICE = 64_000_000
-"""Bytes of the replay that are written or read at once: orbax copies what it is given twice."""
+"""Bytes of a large store that are read at once."""
 _SEAL = "checkpoint.json"
 
-Arrays = dict[str, np.ndarray]
-
-
-@runtime_checkable
-class Experience(Protocol):
-    """Where tapes come from, as far as it has to be kept."""
-
-    def slices(self, size: int) -> Iterator[Arrays]: ...
-
-    def load(self, slices: Iterable[Arrays]) -> None: ...
-
-
-@dataclasses.dataclass
-class Position:
-    """Where Algorithm 1 is between two device calls, beside agent and replay.
-
-    Random numbers need no place in it: they follow from seed, iteration and step, and the agent
-    has a key of its own.
-    """
-
-    step: int = 0
-    """Gradient steps done."""
-    iteration: int = 0
-    """Times that experience was gathered."""
-    due: float = 0.0
-    """Gradient steps that are owed to the rows gathered."""
-    gathered: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the last gathering had to tell."""
-    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """The last row of training."""
-    evaluation: dict[str, Any] | None = None
-    """The last evaluation."""
-    best: float | None = None
-    """The highest mean return so far."""
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Wall time per stage, those before an interruption included."""
-
-    @contextmanager
-    def clock(self, stage: str) -> Iterator[None]:
-        """Count the time of a block towards a stage."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - begun
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+Snapshot = tuple[dict[str, Any], Iterable[Arrays]]
+"""What a checkpoint keeps: a note, and arrays in as many slices as need be."""
+Resumed = TypeVar("Resumed")
 
 
 class Damaged(Exception):
     """A checkpoint is not what was written."""
 
 
-Described = dict[str, list[Any]]
-"""Arrays by name: dtype and shape of each."""
+class Checkpoint(NamedTuple):
+    """A checkpoint whose every byte is as it was written."""
+
+    path: Path
+    note: dict[str, Any]
+    log_bytes: int
+    files: list[str]
+
+    def slices(self) -> Iterator[Arrays]:
+        """Its arrays, a file at a time."""
+        for name in self.files:
+            try:
+                yield read_arrays(self.path / name)
+            except RunError as error:
+                raise Damaged(str(error)) from None
 
 
-class _Note(NamedTuple):
-    """What checkpoint.json says."""
+def fill(like: Tree, arrays: Arrays) -> Tree:
+    """A pytree of the structure of `like` with the leaves of a checkpoint."""
+    try:
+        return filled(like, arrays)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
 
-    position: dict[str, Any]
-    metrics_bytes: int
-    arrays: dict[str, Described]
-    slices: list[Described]
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in a folder of them, oldest first."""
+    with contextlib.suppress(OSError):  # none yet, or none that can be read
+        names = [name for name in os.listdir(folder) if re.fullmatch(r"\d+-\d+", name)]
+        return [folder / name for name in sorted(names)]
+    return []
 
 
 class Checkpoints:
-    """The moments of one training, in one run directory.
+    """The checkpoints of one training.
 
     Args:
-        directory: the run directory, held by this process.
-        metrics: the file of rows that goes with the training: going on from a moment cuts it back
-            to what the moment knew.
+        folder: where they are; no other process may use it meanwhile.
+        log_file: a file that grows with the training: resuming cuts it back to the length that it
+            had at the checkpoint.
         every: seconds between two checkpoints, at least; with 0 there is one at every pause.
-        signalled: tells whether the process was asked to stop, as `deferred_signals` gives it.
-        report: told, in a sentence, what a user should know.
+        signalled: whether the process was asked to stop, as `deferred_signals` gives it.
+        tell: is given a sentence that the user should know.
     """
 
     def __init__(
         self,
-        directory: Path,
-        metrics: Path,
+        folder: Path,
+        log_file: Path | None = None,
         *,
         every: float = EVERY,
         signalled: Callable[[], int] = lambda: 0,
-        report: Report = log,
+        tell: Tell = log,
     ) -> None:
-        self.directory, self.metrics, self.every = directory / CHECKPOINTS, metrics, every
-        self._signalled, self._report = signalled, report
+        self.folder, self.log_file, self.every, self.tell = folder, log_file, every, tell
+        self._signalled = signalled
         self._next = time.monotonic() + every
 
-    # --- Going on
+    def resume(self, use: Callable[[Checkpoint], Resumed]) -> Resumed | None:
+        """What `use` makes of the newest sound checkpoint, or None where there is no checkpoint.
 
-    def resume(self, state: PyTree, experience: Experience, end: int) -> tuple[PyTree, Position]:
-        """The agent's state and the position of the last sound moment, its experience loaded; or
-        the fresh `state` and the beginning, where there is none."""
+        Where `use` raises `Damaged`, the one before is tried. Damaged ones are removed once a sound
+        one is found.
+        """
         self._tidy()
-        found = moments(self.directory)[::-1]
-        for path in found:
+        newest_first = found(self.folder)[::-1]
+        for number, path in enumerate(newest_first):
             try:
-                note = _checked(path, self.metrics)
-                arrays = read_arrays(path / "arrays", note.arrays)
-                resumed = _filled(state, arrays["agent"])
-                position = Position(**note.position)
-                if position.step < end:
-                    experience.load(_slices(path, note, arrays))
+                checkpoint = self._verified(path)
+                resumed = use(checkpoint)
             except Damaged as damage:
-                self._report(f"{path}: damaged ({damage}); it is not used")
+                self.tell(f"{path}: damaged ({damage}); it is not used")
                 continue
-            for damaged in found[: found.index(path)]:
+            for damaged in newest_first[:number]:
                 _discard(damaged)
-            self._cut_metrics(note.metrics_bytes)
-            self._report(f"going on from step {position.step:,} of {end:,}")
-            return resumed, position
-        if found:
+            self._cut_log(checkpoint.log_bytes)
+            return resumed
+        if newest_first:
             raise RunError(
-                f"{self.directory}: none of its {len(found)} checkpoints is sound. "
-                "Remove that folder to train from the start; nothing else is lost"
+                f"{self.folder}: none of its {len(newest_first)} checkpoints is sound; "
+                "remove that folder to train from the start, nothing else is lost"
             )
-        self._cut_metrics(0)
-        return state, Position()
+        self._cut_log(0)
+        return None
 
-    def _tidy(self) -> None:
-        """Remove what a kill left half made or half removed."""
-        for path in self.directory.glob(".*"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _cut_metrics(self, size: int) -> None:
-        if self.metrics.exists():
-            with self.metrics.open("r+b") as file:
-                file.truncate(size)
-
-    # --- Keeping
-
-    def pause(self, state: PyTree, experience: Experience, at: Position, end: int) -> None:
-        """A point where everything is whole: keep it if it is time to, or if the training ends
-        here; keep the agent if none scored better; leave if that was asked for."""
-        with at.clock("checkpoints"):
-            scored = at.evaluation or {"step": None}
-            if scored["step"] == at.step and _beats(scored["return_mean"], at.best):
-                at.best = scored["return_mean"]
-                self._keep_best(state, at)
-        stop, ended = self._signalled(), at.step >= end
-        if stop or ended or time.monotonic() >= self._next:
+    def pause(
+        self, name: str, snapshot: Callable[[], Snapshot], *, last: bool = False, stop: int = 0
+    ) -> None:
+        """A point where everything is whole: write a checkpoint if one is due, or this is the last
+        point, or a signal asks to `stop`, which is then done."""
+        stop = stop or self._signalled()
+        if stop or last or time.monotonic() >= self._next:
             begun = time.monotonic()
-            with at.clock("checkpoints"):
-                self._keep(state, [] if ended else list(experience.slices(SLICE)), at)
+            self._write(self.folder / name, *snapshot())
+            self._prune(2)
             now = time.monotonic()
             self._next = now + (max(self.every, (now - begun) / SHARE) if self.every else 0.0)
         if stop:
             raise Stopped(stop)
 
-    def _keep(self, state: PyTree, experience: list[Arrays], at: Position) -> None:
-        target = self.directory / f"{at.step:09d}-{at.iteration:07d}"
-        self._write(target, _plain(state), experience, at)
-        self._prune(2)
-
-    def finish(self) -> None:
-        """Nothing will be gone on with: the last moment is enough."""
-        self._tidy()
-        self._prune(1)
-
-    def _prune(self, kept: int) -> None:
-        for old in moments(self.directory)[:-kept]:
-            _discard(old)
-
-    def _keep_best(self, state: PyTree, at: Position) -> None:
-        target = self.directory / f"best-{at.step:09d}"
-        self._write(target, _plain(state), [], at)
-        for other in self.directory.glob("best-*"):
+    def keep_best(self, name: str, snapshot: Snapshot) -> None:
+        """Write a checkpoint that is kept until the next best."""
+        target = self.folder / f"best-{name}"
+        self._write(target, *snapshot)
+        for other in self.folder.glob("best-*"):
             if other != target:
                 _discard(other)
 
-    def _write(self, target: Path, agent: Arrays, experience: list[Arrays], at: Position) -> None:
-        draft = target.with_name(f".{target.name}.partial")
+    def finish(self, kept: int) -> None:
+        """Nothing will be resumed: keep the last few, and the best."""
+        self._tidy()
+        self._prune(kept)
+        with contextlib.suppress(OSError):  # not empty, or not there
+            self.folder.rmdir()
+
+    def _tidy(self) -> None:
+        """Remove what a kill left half written or half removed."""
+        for path in self.folder.glob(".*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _prune(self, kept: int) -> None:
+        for old in found(self.folder)[::-1][kept:]:
+            _discard(old)
+
+    def _write(self, target: Path, note: dict[str, Any], slices: Iterable[Arrays]) -> None:
+        slices = list(slices)
         try:
-            draft.mkdir(parents=True)
-            parts = {"agent": agent} | ({"experience": experience[0]} if experience else {})
-            _orbax().save((draft / "arrays").absolute(), parts)
-            for number, arrays in enumerate(experience[1:], start=1):
-                _orbax().save((draft / _slice_name(number)).absolute(), arrays)
-            if self.metrics.exists():
-                flush_to_disk(self.metrics)
-            seal(
-                draft,
-                {
-                    "layout": LAYOUT,
-                    "position": dataclasses.asdict(at),
-                    "metrics_bytes": self.metrics.stat().st_size if self.metrics.exists() else 0,
-                    "arrays": {name: _described(arrays) for name, arrays in parts.items()},
-                    "slices": [_described(arrays) for arrays in experience[1:]],
-                },
-            )
-            if target.exists():  # of the same moment, before an interruption
-                _discard(target)
-            draft.rename(target)
-            flush_to_disk(self.directory)
-        except (OSError, ValueError, RuntimeError) as error:  # tensorstore raises the last two
-            size = sum(array.nbytes for part in (agent, *experience) for array in part.values())
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+            with atomic(target) as draft:
+                draft.mkdir()
+                for number, arrays in enumerate(slices):
+                    write_arrays(draft / f"{number:04d}.npz", arrays)
+                if self._log_bytes() and self.log_file is not None:
+                    flush_to_disk(self.log_file)
+                seal(draft, note, self._log_bytes())
+        except (OSError, ValueError) as error:  # zipfile raises the latter after the former
+            size = sum(array.nbytes for part in slices for array in part.values())
             raise RunError(
-                f"{target}: {size / 1e6:.1f} MB could not be written: {reason}. The checkpoints "
-                "before it are untouched: make room, and give the same command to go on"
+                f"{target}: {size / 1e6:.1f} MB could not be written: "
+                f"{getattr(error, 'strerror', None) or error}. The checkpoints before it are "
+                "untouched: make room, and give the same command to resume"
             ) from None
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
+    def _log_bytes(self) -> int:
+        if self.log_file is None or not self.log_file.exists():
+            return 0
+        return self.log_file.stat().st_size
 
-def _beats(score: float, best: float | None) -> bool:
-    """A score that is no number beats none, and any other beats it."""
-    return not math.isnan(score) and (best is None or not score <= best)
+    def _cut_log(self, size: int) -> None:
+        if self._log_bytes() and self.log_file is not None:
+            with self.log_file.open("r+b") as file:
+                file.truncate(size)
+
+    def _verified(self, path: Path) -> Checkpoint:
+        content = unsealed(path)
+        if content["layout"] != LAYOUT:
+            raise RunError(
+                f"{path}: a checkpoint of layout {content['layout']}, this version of neubay reads "
+                f"{LAYOUT}; resume with the version that wrote it, or choose another --out"
+            )
+        if self._log_bytes() < content["log_bytes"]:
+            name = "" if self.log_file is None else self.log_file.name
+            raise Damaged(
+                f"{name} had {content['log_bytes']} bytes, now it has {self._log_bytes()}"
+            )
+        return Checkpoint(path, content["note"], content["log_bytes"], sorted(content["files"]))
 
 
 def _discard(path: Path) -> None:
@@ -266,41 +234,26 @@ def _discard(path: Path) -> None:
 # --- The seal ------------------------------------------------------------------------------------
 
 
-def seal(folder: Path, note: dict[str, Any]) -> None:
-    """Write `note` and the hash of every file into a folder, and its own hash with them."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        flush_to_disk(path)
-    content = note | {"files": {str(p.relative_to(folder)): file_hash(p) for p in files}}
-    with atomic_file(folder / _SEAL) as file:  # metrics may not be finite: not strict JSON
-        file.write(json.dumps(content | {"sha256": _digest(content)}).encode())
+def seal(folder: Path, note: dict[str, Any], log_bytes: int = 0) -> None:
+    """Write a note and the hash of every file into a folder, and its own hash with them."""
+    content = {
+        "layout": LAYOUT,
+        "note": note,  # numbers in it may not be finite: this is not strict JSON
+        "log_bytes": log_bytes,
+        "files": {path.name: file_hash(path) for path in sorted(folder.glob("*.npz"))},
+    }
+    text = json.dumps(content | {"sha256": _digest(content)})
+    (folder / _SEAL).write_text(text, encoding="utf-8")
 
 
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _checked(folder: Path, metrics: Path) -> _Note:
-    """What the seal of a checkpoint says, if every byte is as it was written."""
-    content = unsealed(folder)
-    if content["layout"] not in (1, LAYOUT):
-        raise RunError(
-            f"{folder}: a checkpoint of layout {content['layout']}, this version reads 1 and "
-            f"{LAYOUT}; go on with the version of neubay that wrote it, or choose another --out"
-        )
-    note = _Note(
-        content["position"], content["metrics_bytes"], content["arrays"], content.get("slices", [])
-    )
-    found = metrics.stat().st_size if metrics.exists() else 0
-    if found < note.metrics_bytes:
-        raise Damaged(f"{metrics.name} had {note.metrics_bytes} bytes, now it has {found}")
-    return note
-
-
 def unsealed(folder: Path) -> dict[str, Any]:
     """The content of a seal; `Damaged` says which file is not as it was written."""
     try:
-        content = json.loads((folder / _SEAL).read_bytes())
+        content: dict[str, Any] = json.loads((folder / _SEAL).read_bytes())
         claimed = content.pop("sha256")
         if claimed != _digest(content):
             raise Damaged(f"{_SEAL} is not as it was written")
@@ -315,82 +268,3 @@ def unsealed(folder: Path) -> dict[str, Any]:
         if not intact:
             raise Damaged(f"{name} is not as it was written")
     return content
-
-
-# --- Arrays --------------------------------------------------------------------------------------
-
-
-def _orbax() -> Any:
-    """Arrays in a folder. Imported here: it takes as long as JAX, and few commands need it."""
-    import orbax.checkpoint as ocp
-
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-
-
-def _slice_name(number: int) -> str:
-    return f"replay/{number:04d}"
-
-
-def _slices(folder: Path, note: _Note, arrays: dict[str, Arrays]) -> Iterator[Arrays]:
-    """The experience in a checkpoint whose files are intact."""
-    if "experience" in note.arrays:
-        yield arrays.pop("experience")
-    for number, wanted in enumerate(note.slices, start=1):
-        yield read_arrays(folder / _slice_name(number), wanted)
-
-
-def _described(arrays: Arrays) -> Described:
-    return {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
-
-
-def read_arrays(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """What orbax wrote into a folder whose files are intact; `wanted` has a list for each array."""
-    import orbax.checkpoint as ocp
-
-    plain = jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-        wanted,
-        is_leaf=lambda node: isinstance(node, list),
-    )
-    try:
-        arrays: dict[str, Any] = _orbax().restore(folder.absolute(), restore_args=plain)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise Damaged(" ".join(str(error).split())[:200]) from None
-    return arrays
-
-
-def _plain(state: PyTree) -> Arrays:
-    """The leaves of a state by their place in it, random keys as their numbers."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {
-        jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-        for path, leaf in leaves
-    }
-
-
-def _filled(like: PyTree, arrays: Arrays) -> PyTree:
-    """A state of the structure of `like` with other leaves."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-    expected = _plain(like)
-    if strays := sorted(arrays.keys() ^ expected.keys()):
-        raise Damaged(f"it holds other arrays than this agent has: '{strays[0]}'")
-    for name, array in expected.items():
-        got = arrays[name]
-        if (got.shape, got.dtype) != (array.shape, array.dtype):
-            raise Damaged(
-                f"'{name}' is {got.dtype}{list(got.shape)}, "
-                f"expected {array.dtype}{list(array.shape)}"
-            )
-
-    def restored(name: str, leaf: Any) -> Any:
-        array = jnp.array(arrays[name])  # a copy: updates give up the memory of what they get
-        if not _is_key(leaf):
-            return array
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
-
-    return jax.tree.unflatten(structure, [restored(name, leaf) for name, leaf in named.items()])
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,52 +1,78 @@
-"""Files that survive: atomic writes, JSON, arrays of a pytree, hashes.
+"""Files that survive: written whole or not at all, JSON, arrays of a pytree, hashes.
 
-JAX is imported where it is used: who only looks at files does not wait for it.
+JAX is imported where it is used, so that commands that only look at files do not wait for it.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from neubay.errors import RunError
 
+PARTIAL = ".partial"
+"""How the names end of what is not written whole yet."""
+
 Tree = Any  # a pytree; jaxtyping's name for it would import JAX
+Arrays = dict[str, np.ndarray]
+
+
+# --- Written whole -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears whole under its name, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def atomic(target: Path) -> Iterator[Path]:
+    """A path to write a file or a folder to, which becomes `target` if the block succeeds.
+
+    Readers see the old target or the complete new one, never a part: the work is done under a
+    temporary name beside the target, flushed to the disk and renamed, or removed if the block
+    fails.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name[:40]}."
+    workshop = Path(tempfile.mkdtemp(prefix=prefix, suffix=PARTIAL, dir=target.parent))
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        flush_to_disk(path.parent)
+        draft = workshop / target.name
+        yield draft
+        for path in (*draft.rglob("*"), draft):
+            flush_to_disk(path)
+        _replace(draft, target, workshop / "old")
+        flush_to_disk(target.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _replace(draft: Path, target: Path, old: Path) -> None:
+    """Rename `draft` to `target`; a folder in the way is set aside to `old` first, because only
+    files can be replaced in one step."""
+    if target.is_dir() and not target.is_symlink():
+        target.rename(old)
+        try:
+            draft.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+    else:
+        draft.replace(target)
 
 
 def flush_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, would survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    windows = os.name == "nt"  # flushes only what is open for writing, and no folders
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def atomic_write_json(path: Path, value: Any) -> None:
-    """Write strict JSON (no NaN) atomically."""
-    with atomic_file(path) as file:
-        file.write((json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_between(path: Path, begin: str, end: str, text: str) -> None:
@@ -58,8 +84,17 @@ def write_between(path: Path, begin: str, end: str, text: str) -> None:
     if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
         raise RunError(f"{path}: needs one line '{begin}' and, below it, one line '{end}'")
     head, tail = old.partition(begin)[0], old.partition(end)[2]
-    with atomic_file(path) as file:
-        file.write(f"{head}{begin}\n{text}\n{end}{tail}".encode())
+    with atomic(path) as draft:
+        draft.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def atomic_write_json(path: Path, value: Any) -> None:
+    """Write strict JSON (no NaN) atomically."""
+    with atomic(path) as draft:
+        draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -75,45 +110,56 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+# --- Arrays --------------------------------------------------------------------------------------
+
+
 def save_arrays(path: Path, tree: Tree, about: dict[str, Any]) -> None:
     """Write the array leaves of `tree`, named by their place in it, and a JSON note, atomically."""
-    arrays = {f"tree{name}": np.asarray(leaf) for name, leaf in _named_leaves(tree)}
+    arrays = {f"tree{name}": array for name, array in arrays_of(tree).items()}
     note = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
-    with atomic_file(path) as file:
-        np.savez(file, allow_pickle=False, about=note, **arrays)
+    with atomic(path) as draft:
+        write_arrays(draft, {"about": note} | arrays)
 
 
 def load_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     """Read what `save_arrays` wrote into the structure of `like`, whose leaves have a shape and a
     dtype; a leaf that is missing, left over or of another shape or dtype is an error."""
-    wanted = {f"tree{name}": leaf for name, leaf in _named_leaves(like)}
-    import jax
-
-    with _arrays_in(path) as file:
-        about = json.loads(file["about"].tobytes())
-        stored = {name: file[name] for name in file.files if name != "about"}
-    strays = sorted(stored.keys() ^ wanted.keys())
-    if strays:
-        where = "only in the file" if strays[0] in stored else "missing in the file"
-        raise RunError(f"{path}: '{strays[0]}' is {where}: it holds other arrays than expected")
-    for name, leaf in wanted.items():
-        got, expected = stored[name], (tuple(leaf.shape), np.dtype(leaf.dtype))
-        if (got.shape, got.dtype) != expected:
-            raise RunError(
-                f"{path}: '{name}' is {got.dtype}{list(got.shape)}, "
-                f"expected {expected[1]}{list(expected[0])}"
-            )
-    leaves = [stored[name] for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), about
+    stored = read_arrays(path)
+    about = _note(path, stored.pop("about", None))
+    try:
+        tree = filled(like, {name.removeprefix("tree"): array for name, array in stored.items()})
+    except ValueError as error:
+        raise RunError(f"{path}: {error}") from None
+    return tree, about
 
 
 def read_note(path: Path) -> dict[str, Any]:
     """The JSON note of an array file, without its arrays."""
     with _arrays_in(path) as file:
-        note = json.loads(file["about"].tobytes())
+        stored = file["about"]
+    return _note(path, stored)
+
+
+def _note(path: Path, stored: np.ndarray | None) -> dict[str, Any]:
+    try:
+        note = json.loads(b"" if stored is None else stored.tobytes())
+    except (ValueError, RecursionError):
+        note = None
     if not isinstance(note, dict):
         raise RunError(f"{path}: its note is not an object; the file is damaged")
     return note
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write named arrays into an npz file."""
+    with path.open("wb") as file:  # opened here: NumPy would change the name
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of an npz file."""
+    with _arrays_in(path) as file:
+        return {name: file[name] for name in file.files}
 
 
 @contextlib.contextmanager
@@ -131,11 +177,58 @@ def _arrays_in(path: Path) -> Iterator[Any]:
         raise RunError(f"{path}: not a readable array file ({reason}); it is damaged") from None
 
 
+def arrays_of(tree: Tree) -> Arrays:
+    """The leaves of a pytree by their place in it, random keys as their numbers."""
+    import jax
+
+    return {
+        name: np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        for name, leaf in _named_leaves(tree)
+    }
+
+
+def filled(like: Tree, arrays: Arrays) -> Tree:
+    """A pytree of the structure of `like` with other leaves; a ValueError says what does not fit.
+
+    The leaves are copies: a jitted update may give up the memory of what it gets.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    wanted = dict(_named_leaves(like))
+    if strays := sorted(arrays.keys() ^ wanted.keys()):
+        where = "only in the file" if strays[0] in arrays else "missing in the file"
+        raise ValueError(f"'{strays[0]}' is {where}: it holds other arrays than expected")
+    leaves = []
+    for name, leaf in wanted.items():
+        array, is_key = arrays[name], _is_key(leaf)
+        expected = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+        if (array.shape, array.dtype) != (tuple(expected.shape), np.dtype(expected.dtype)):
+            raise ValueError(
+                f"'{name}' is {array.dtype}{list(array.shape)}, "
+                f"expected {np.dtype(expected.dtype)}{list(expected.shape)}"
+            )
+        copy = jnp.array(array)
+        impl = jax.random.key_impl(leaf) if is_key else None
+        leaves.append(jax.random.wrap_key_data(copy, impl=impl) if is_key else copy)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
 def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
     import jax
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+    import jax.numpy as jnp
+
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+# --- Hashes --------------------------------------------------------------------------------------
 
 
 def file_hash(path: Path) -> str:
@@ -150,8 +243,8 @@ def file_hash(path: Path) -> str:
 def tree_hash(tree: Tree) -> str:
     """Hash of the arrays of a pytree, their places, shapes and dtypes."""
     digest = hashlib.sha256()
-    for name, leaf in _named_leaves(tree):
-        array = np.ascontiguousarray(leaf)
+    for name, array in arrays_of(tree).items():
+        array = np.ascontiguousarray(array)
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:32]

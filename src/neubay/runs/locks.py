@@ -2,8 +2,6 @@
 
 import contextlib
 import datetime
-import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -12,37 +10,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from filelock import lock_descriptor
+
 from neubay.errors import RunError
-from neubay.runs.messages import Report
+from neubay.runs.messages import Tell
 from neubay.runs.signals import leave_if_asked
 
 LOCK_FILE = "lock"
-"""Held by the process that works in a folder; who that is stands in it. It is never removed: the
-system lets go of it when the process ends, however it ends."""
-_GLANCE = 0.3  # seconds that others may hold it for a look, as `lock_holder` does
-_PATIENCE = 0.5  # seconds between two looks at a lock that is waited for
+"""Locked by the process that works in a folder, which writes into it who it is. It is never
+removed: the system unlocks it when the process ends, however it ends."""
+_GRACE = 0.3  # seconds: `lock_holder` and others that only look hold a lock for less
+_INTERVAL = 0.5  # seconds between two attempts at a lock that is waited for
 
 
 @contextlib.contextmanager
-def locked(directory: Path, waiting: Report | None = None) -> Iterator[None]:
+def locked(directory: Path, waiting: Tell | None = None) -> Iterator[None]:
     """Keep other processes out of a folder, which is made if need be.
 
     Where another one holds it, this is an error that names it, or with `waiting` it is waited for
     and `waiting` is told so once.
     """
-    if importlib.util.find_spec("fcntl") is None:  # Windows has no such locks
-        yield
-        return
     with _acquired(directory, waiting) as file:
         _sign(file)
         yield
 
 
-def _acquired(directory: Path, waiting: Report | None) -> IO[str]:
-    """The lock file of a folder, locked."""
-    import fcntl
-
-    begun, told = time.monotonic(), False
+def _acquired(directory: Path, waiting: Tell | None) -> IO[str]:
+    """The lock file of a folder, locked until it is closed."""
+    begun, announced = time.monotonic(), False
     while True:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -52,28 +47,27 @@ def _acquired(directory: Path, waiting: Report | None) -> IO[str]:
         with contextlib.ExitStack() as otherwise:
             otherwise.enter_context(file)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(file, directory / LOCK_FILE):
-                    otherwise.pop_all()
-                    return file
-                continue  # the folder was removed meanwhile: its lock means nothing to others
-            except BlockingIOError:
-                holder = _holder(file)
+                if lock_descriptor(file.fileno(), blocking=False):
+                    if _is_at(file, directory / LOCK_FILE):
+                        otherwise.pop_all()
+                        return file
+                    continue  # the folder was removed meanwhile: nobody else sees this lock
             except OSError as error:
                 raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
+            holder = _holder(file)
         leave_if_asked()
-        if time.monotonic() - begun < _GLANCE:
-            time.sleep(_GLANCE / 10)
+        if time.monotonic() - begun < _GRACE:
+            time.sleep(_GRACE / 10)
             continue
         if waiting is None:
             raise RunError(
                 f"{directory}: in use by {holder}: wait for it or stop it, "
                 "or choose another directory"
             )
-        if not told:
+        if not announced:
             waiting(f"{directory}: waiting for {holder}")
-            told = True
-        time.sleep(_PATIENCE)
+            announced = True
+        time.sleep(_INTERVAL)
 
 
 def _is_at(file: IO[str], path: Path) -> bool:
@@ -85,34 +79,31 @@ def _is_at(file: IO[str], path: Path) -> bool:
 
 
 def _sign(file: IO[str]) -> None:
-    """Write down who holds a lock: a courtesy to others, so a full disk does not matter."""
+    """Write down who holds a lock, for others to read; a full disk does not matter."""
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    note = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since})
     with contextlib.suppress(OSError):
         file.seek(0)
         file.truncate()
-        json.dump({"pid": os.getpid(), "host": platform.node(), "since": since}, file)
+        file.write(" " + note)  # on Windows the first byte is locked, and only it
         file.flush()
 
 
 def lock_holder(directory: Path) -> str | None:
-    """Who works in a folder at this moment, in words; none if nobody does."""
-    try:
-        import fcntl
-
-        with (directory / LOCK_FILE).open(encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+    """Who works in a folder now, in words; None if nobody does."""
+    with contextlib.suppress(OSError), (directory / LOCK_FILE).open(encoding="utf-8") as file:
+        end = time.monotonic() + _GRACE / 10
+        while not lock_descriptor(file.fileno(), blocking=False):  # closing the file unlocks it
+            if time.monotonic() > end:  # longer than another look takes
                 return _holder(file)
-    except (ImportError, OSError):
-        pass
+            time.sleep(_GRACE / 100)
     return None
 
 
 def _holder(file: IO[str]) -> str:
-    file.seek(0)
     try:
-        held = json.load(file)
+        file.seek(1)
+        held = json.loads("{" + file.read().removeprefix("{"))
         return f"process {held['pid']} on {held['host']}, since {held['since']}"
-    except (ValueError, KeyError, TypeError):  # it has only just begun
+    except (OSError, ValueError, KeyError, TypeError):  # it has only just begun
         return "another process"

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 
-Report = Callable[[str], None]
-"""Is told in a sentence what a user should know."""
+Tell = Callable[[str], None]
+"""Is given a sentence that the user should know."""
 
 
 def log(text: str) -> None:
-    """The report of who names no other: standard error, unless logging is set up otherwise."""
+    """The default: standard error, unless logging is set up otherwise."""
     logging.getLogger("neubay").warning(text)

@@ -1,10 +1,10 @@
-"""The run directory: what it holds, whose it is, and who may go on with it.
+"""The run directory: what it holds, which run it is of, and which process works in it.
 
     run.json        what was asked: settings as resolved, data, task, versions, command
     lock            held by the process that works in it
     world.json      the world that was used: where it is, and the hash of its weights
     metrics.jsonl   one row per device call of updates, one per evaluation
-    checkpoints/    the last moments of the training, and the best agent (`checkpoints.py`)
+    checkpoints/    the last checkpoints of the training, and the best agent (`checkpoints.py`)
     policy.npz      the trained policy
     summary.json    the result; written last: where it is, the run is finished
 
@@ -14,7 +14,6 @@ run directory per agent. No JAX here: looking at runs is instant.
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,17 +22,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neubay.errors import RunError
-from neubay.runs.files import atomic_write_json, read_json
+from neubay.runs.checkpoints import CHECKPOINTS, found
+from neubay.runs.files import PARTIAL, atomic_write_json, read_json
 from neubay.runs.locks import LOCK_FILE, lock_holder, locked
+from neubay.runs.values import flat
 
-LAYOUT = 2
-"""Version of the run directory. 1 had no checkpoints; its finished runs are read all the same."""
+LAYOUT = 3
+"""Version of the run directory. 1 had no checkpoints, 2 had checkpoints of another kind (both are
+of neubay 0.1); their finished runs are read all the same."""
 RUN_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 POLICY_FILE = "policy.npz"
-WORLD_FILE = "world.json"
-CHECKPOINTS = "checkpoints"
+WORLD_REFERENCE = "world.json"
 _IDENTITY = ("kind", "task", "dataset.hash", "variant", "config")
 
 
@@ -41,26 +42,26 @@ _IDENTITY = ("kind", "task", "dataset.hash", "variant", "config")
 def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Hold a run directory while the block works in it.
 
-    A new one gets `asked` as its run.json; one of the same run is gone on with; anything else is
-    refused untouched. Gives what is in run.json.
+    A new one gets `asked` as its run.json; one of the same run is resumed; anything else is refused
+    untouched. Gives what is in run.json.
     """
     asked = {"layout": LAYOUT} | asked
     _refuse_foreign(directory)
     with locked(directory):
-        found = directory / RUN_FILE
+        path = directory / RUN_FILE
         try:
-            if found.exists():
-                begun = read_json(found)
+            if path.exists():
+                begun = read_json(path)
                 _check_layout(directory, begun)
                 _check_identity(directory, begun, asked)
             else:
-                atomic_write_json(found, asked)
+                atomic_write_json(path, asked)
                 begun = asked
             yield begun
         except OSError as error:
             raise RunError(
                 f"{directory}: cannot be written: {error.strerror or error}. What was saved before "
-                "is untouched; give the same command to go on once that is mended"
+                "is untouched; give the same command to resume once that is mended"
             ) from error
 
 
@@ -81,26 +82,31 @@ def _refuse_foreign(directory: Path) -> None:
 
 def _is_litter(path: Path) -> bool:
     """What a kill at the very beginning leaves."""
-    return path.name == LOCK_FILE or path.name.endswith(".partial")
+    return path.name == LOCK_FILE or path.name.endswith(PARTIAL)
 
 
 def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
     layout = begun.get("layout")
-    if layout == LAYOUT or (layout == 1 and is_finished(directory)):
+    if layout == LAYOUT or (layout in (1, 2) and is_finished(directory)):
         return
     if layout == 1:
         raise RunError(
             f"{directory}: an unfinished run of layout 1, which kept no checkpoints: there is "
-            "nothing to go on from; choose another --out, or remove it"
+            "nothing to resume; choose another --out, or remove it"
+        )
+    if layout == 2:
+        raise RunError(
+            f"{directory}: an unfinished run of neubay 0.1 (layout 2), whose checkpoints this "
+            "version does not read; finish it with neubay 0.1, or choose another --out"
         )
     raise RunError(
-        f"{directory}: a run of layout {layout}, this version of neubay reads 1 and {LAYOUT}; "
+        f"{directory}: a run of layout {layout}, this version of neubay reads 1 to {LAYOUT}; "
         "use the version that wrote it, or choose another --out"
     )
 
 
 def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Refuse to go on with another run, and say how it differs."""
+    """Refuse to resume another run, and say how it differs."""
     old, new = {"kind": "train"} | flat(begun), {"kind": "train"} | flat(asked)
     for name in sorted(old.keys() | new.keys()):
         if not name.startswith(_IDENTITY) or old.get(name) == new.get(name):
@@ -109,7 +115,7 @@ def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any
             continue
         what = {
             "dataset.hash": "The data changed under the run, or it is other data: use the same, ",
-        }.get(name, "Give the same settings to go on, ")
+        }.get(name, "Give the same settings to resume it, ")
         raise RunError(
             f"{directory}: of another run: its {name.removeprefix('config.')} is "
             f"{old.get(name, 'not set')}, asked for is {new.get(name, 'not set')}. "
@@ -117,28 +123,9 @@ def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any
         )
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            leaves |= flat(value, f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return leaves
-
-
 def is_finished(directory: Path) -> bool:
     """The run has its result."""
     return os.path.isfile(directory / SUMMARY_FILE)
-
-
-def moments(checkpoints: Path) -> list[Path]:
-    """The checkpoints in a folder of them, oldest first; their names are STEP-GATHERINGS."""
-    with contextlib.suppress(OSError):  # none yet, or none that can be read
-        names = [name for name in os.listdir(checkpoints) if re.fullmatch(r"\d+-\d+", name)]
-        return [checkpoints / name for name in sorted(names)]
-    return []
 
 
 # --- Looking at runs -----------------------------------------------------------------------------
@@ -168,9 +155,8 @@ def look(directory: Path) -> Run:
     """A run directory; what is damaged in it is said and raises nothing."""
     about: dict[str, Any] = {}
     summary: dict[str, Any] = {}
-    step = max(
-        (int(path.name.split("-")[0]) for path in moments(directory / CHECKPOINTS)), default=0
-    )
+    kept = found(directory / CHECKPOINTS)
+    step = int(kept[-1].name.split("-")[0]) if kept else 0
     try:
         about = _sound(directory / RUN_FILE)
         if is_finished(directory):
@@ -204,13 +190,13 @@ def find(folder: Path) -> list[Run]:
         return [look(folder)]
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; runs are in 'runs' unless --out said otherwise")
-    found: list[Run] = []
+    runs: list[Run] = []
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if fnmatch(entry.name, _REMOVED.format("*")):
             continue
         if entry.is_dir(follow_symlinks=False) and is_run(Path(entry.path)):
-            found.append(look(Path(entry.path)))
-    return found
+            runs.append(look(Path(entry.path)))
+    return runs
 
 
 def is_run(directory: Path) -> bool:

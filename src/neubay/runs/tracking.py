@@ -7,7 +7,9 @@ A tracker is a function of one row: a flat or nested dictionary of plain numbers
 import importlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from neubay.errors import ConfigError, RunError
+from neubay.runs.values import finite, flat, is_number
 
 Row = dict[str, Any]
 Tracker = Callable[[Row], None]
@@ -70,7 +73,7 @@ def read_metrics(
             ) from None
         before = len(columns["step"])
         columns["step"].append(step)
-        for name, value in scalars(row):
+        for name, value in scalars(row).items():
             column = columns.setdefault(name, [])
             column.extend([math.nan] * (before - len(column)))
             column.append(value)
@@ -96,7 +99,7 @@ def tensorboard(directory: Path) -> Tracker:
     writer = cache(lambda: package.SummaryWriter(str(directory)))
 
     def track(row: Row) -> None:
-        for name, value in scalars(row):
+        for name, value in scalars(row).items():
             writer().add_scalar(f"{row['kind']}/{name}", value, row["step"])
         writer().flush()
 
@@ -109,10 +112,20 @@ def wandb(project: str, name: str, config: dict[str, Any], directory: Path) -> T
     run = cache(lambda: package.init(project=project, name=name, config=config, dir=str(directory)))
 
     def track(row: Row) -> None:
-        values = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
+        values = {f"{row['kind']}/{name}": value for name, value in scalars(row).items()}
         run().log(values | {"step": row["step"]})
 
     return track
+
+
+@contextmanager
+def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the wall time of a block to that of a stage."""
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - begun
 
 
 def together(trackers: list[Tracker]) -> Tracker:
@@ -125,26 +138,13 @@ def together(trackers: list[Tracker]) -> Tracker:
     return track
 
 
-def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
+def scalars(row: Row) -> dict[str, float]:
     """The finite numbers of a nested row under names such as 'horizon/median'."""
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from scalars(value, f"{prefix}{name}/")
-        elif name != "step" and _is_number(value) and math.isfinite(value):
-            yield prefix + name, float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def finite(value: Any) -> Any:
-    """A nested value with None in the place of each number that is not finite."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {
+        name: float(value)
+        for name, value in flat(row, "/").items()
+        if name != "step" and is_number(value) and math.isfinite(value)
+    }
 
 
 def _needs(module: str, what: str) -> Any:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from neubay import experiment, published, world
+from neubay import published, world
 from neubay.config import TrainConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
@@ -95,7 +95,7 @@ def share_pool(dataset: Dataset, main: TrainConfig, smaller: TrainConfig) -> Non
     if not same_pool or members >= main.world.members or main.seed != smaller.seed:
         return
     source, target = (
-        experiment.world_directory(dataset, config.world, config.seed) for config in (main, smaller)
+        world.world_directory(dataset, config.world, config.seed) for config in (main, smaller)
     )
     if world.is_whole(source) and not world.is_whole(target):
         world.save(world.best_of(world.load(source, dataset), dataset, members), target)

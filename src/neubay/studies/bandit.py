@@ -6,7 +6,7 @@ penalty lambda each: lambda = 0 is the Bayesian agent, a large one the conservat
 then evaluated in bandits with several values of p1, beside the exact answers of `theory.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from neubay.errors import ConfigError
 from neubay.imagination import HistoryPolicy, Rules
 from neubay.runs import rundir, tracking
 from neubay.runs.files import atomic_write_json, read_json
+from neubay.runs.messages import Tell
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import deferred_signals, leave_if_asked
 from neubay.runs.tracking import Tracker
@@ -162,7 +163,7 @@ def run(
     *,
     penalties: Sequence[float],
     overrides: dict[str, Any] | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    tell: Tell = lambda _: None,
     track: Tracker | None = None,
 ) -> dict[str, Any]:
     """Data, ensemble, one agent per lambda, evaluation; written to `directory`/summary.json.
@@ -173,7 +174,7 @@ def run(
         penalties: lambda, in units of U / mean_D(U): a pull of arm 1 costs
             lambda (U(1) / U(0) - 1) more than one of arm 0.
         overrides: changes to the preset's settings, such as {"agent": {"encoder_lr": 1e-5}}.
-        report: called with a line of text when a part begins.
+        tell: called with a line of text when a part begins.
         track: called with every row of the agents' metrics.
     """
     if not penalties:
@@ -194,7 +195,7 @@ def run(
     }
     with rundir.claimed(directory, about), deferred_signals():
         if not rundir.is_finished(directory):
-            summary = _run(preset, seed, directory, configs, overrides or {}, report, track)
+            summary = _run(preset, seed, directory, configs, overrides or {}, tell, track)
             atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
             leave_if_asked()
         return read_json(directory / rundir.SUMMARY_FILE)
@@ -206,13 +207,13 @@ def _run(
     directory: Path,
     configs: dict[float, TrainConfig],
     overrides: dict[str, Any],
-    report: Callable[[str], None],
+    tell: Tell,
     track: Tracker | None,
 ) -> dict[str, Any]:
     dataset = collect_data(seed)
-    report("reward ensemble")
+    tell("reward ensemble")
     shared = next(iter(configs.values()))  # configs differ in lambda alone
-    fitted = world.fit(dataset, shared.world, seed, directory=directory / "world", report=report)
+    fitted = world.fit(dataset, shared.world, seed, directory=directory / "world", tell=tell)
     arms = view_arms(fitted.world)
     belief = Belief.of_ensemble(arms.means)
     summary: dict[str, Any] = {
@@ -229,14 +230,14 @@ def _run(
     for penalty, chosen in configs.items():
         name = f"{penalty:g}"
         leave_if_asked()
-        report(f"agent with lambda = {name}")
+        tell(f"agent with lambda = {name}")
         result = experiment.run(
             dataset,
             chosen,
             directory / f"lambda-{name}",
             fitted=fitted,
             trackers=() if track is None else (track,),
-            report=report,
+            tell=tell,
         )
         extra_cost = surcharge(fitted, arms, penalty)
         agent = compare(result.policy.mode, dataset, belief, extra_cost, seed)

@@ -5,6 +5,7 @@ its directory. Imagination draws from `World.select(...).sample` and measures `W
 rollouts are cut where that exceeds `FittedWorld.threshold`.
 """
 
+from neubay.world.directory import world_directory
 from neubay.world.fitted import EpochRecord, FittedWorld, is_whole, load, save
 from neubay.world.fitting import Progress, best_of, fit, uncertainty_over
 from neubay.world.model import Gaussian, Member, Scaler, World, WorldStep, quantify
@@ -30,4 +31,5 @@ __all__ = [
     "save",
     "split_rows",
     "uncertainty_over",
+    "world_directory",
 ]

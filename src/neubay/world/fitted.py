@@ -13,14 +13,16 @@ from jaxtyping import Float, Int
 from neubay.config import WorldConfig, validated
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError, WorldError
+from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import (
-    atomic_file,
+    atomic,
     atomic_write_json,
     file_hash,
     load_arrays,
     read_json,
     save_arrays,
 )
+from neubay.runs.values import finite
 from neubay.world.model import Member, Scaler, World
 
 LAYOUT = 1
@@ -28,7 +30,7 @@ LAYOUT = 1
 WORLD_FILE = "world.json"  # written last: where it is, the world is whole
 MEMBERS_FILE = "members.npz"
 UNCERTAINTY_FILE = "data_uncertainty.npy"
-CHECKPOINT_FILE = "training.npz"  # of a training that is not finished
+FORMER_CHECKPOINT = "training.npz"  # of a training that neubay 0.1 did not finish
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)
 
 
@@ -103,8 +105,8 @@ def save(fitted: FittedWorld, directory: Path) -> None:
     """Write a world directory."""
     world = fitted.world
     save_arrays(directory / MEMBERS_FILE, world, {"layout": LAYOUT})
-    with atomic_file(directory / UNCERTAINTY_FILE) as file:
-        np.save(file, fitted.data_uncertainty, allow_pickle=False)
+    with atomic(directory / UNCERTAINTY_FILE) as draft:
+        np.save(draft, fitted.data_uncertainty, allow_pickle=False)
     about = {
         "layout": LAYOUT,
         "dataset": {
@@ -117,7 +119,7 @@ def save(fitted: FittedWorld, directory: Path) -> None:
         },
         "seed": fitted.seed,
         "config": fitted.config.model_dump(),
-        "scores": [score if math.isfinite(score) else None for score in fitted.scores.tolist()],
+        "scores": finite(fitted.scores.tolist()),
         "kept": fitted.kept.tolist(),
         "uncertainty": {
             "mean": fitted.mean_uncertainty,
@@ -136,11 +138,22 @@ def is_whole(directory: Path) -> bool:
     return (directory / WORLD_FILE).exists()
 
 
+def refuse_former(directory: Path) -> None:
+    """Refuse a training that neubay 0.1 began in a directory and did not finish."""
+    if (path := directory / FORMER_CHECKPOINT).exists():
+        raise WorldError(
+            f"{path}: of an unfinished world of neubay 0.1, whose training this version cannot "
+            "resume; finish it with neubay 0.1, remove that file to train from the start, or "
+            "choose another --out"
+        )
+
+
 def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
     """Read a world directory; with a dataset, check that the world was trained on it."""
     path = directory / WORLD_FILE
     if not path.exists():
-        unfinished = (directory / CHECKPOINT_FILE).exists()
+        refuse_former(directory)
+        unfinished = found(directory / CHECKPOINTS)
         state = "an unfinished world: run its training again" if unfinished else "not a world"
         raise WorldError(f"{directory}: {state} (there is no {WORLD_FILE})")
     try:
@@ -184,7 +197,7 @@ def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
         )
     scores = [math.inf if score is None else score for score in about["scores"]]
     return FittedWorld(
-        world=jax.tree.map(jnp.asarray, world),
+        world=world,
         scores=np.asarray(scores, np.float32),
         kept=np.asarray(about["kept"]),
         data_uncertainty=uncertainty,

@@ -1,10 +1,11 @@
 """From a dataset to a world: epochs of the pool until it stops improving, and the best of it."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,19 +18,20 @@ from jaxtyping import Bool, Float
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError, WorldError
-from neubay.runs.files import load_arrays, read_note, save_arrays
+from neubay.runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints, Snapshot, fill
+from neubay.runs.files import arrays_of
 from neubay.runs.locks import locked
-from neubay.runs.messages import Report, log
+from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import Stopped, deferred_signals, leave_if_asked
 from neubay.world.fitted import (
-    CHECKPOINT_FILE,
     WORLD_FILE,
     EpochRecord,
     FittedWorld,
     check_identity,
     identity,
     load,
+    refuse_former,
     save,
 )
 from neubay.world.model import Scaler, World
@@ -54,6 +56,7 @@ from neubay.world.transitions import Epochs, Transitions, fit_scaler, split_rows
 FLOPS_PER_CALL = 1e12
 """Work of one call at most, so that progress shows and an interrupt is answered in seconds."""
 CHECKPOINT_SECONDS = 60.0
+"""Between two checkpoints, at least."""
 _UNCERTAINTY_ROWS = 128  # transitions that all members predict at once; few, to stay in cache
 
 
@@ -87,13 +90,13 @@ def fit(
     *,
     directory: Path | None = None,
     progress: Show | None = None,
-    report: Report = log,
+    tell: Tell = log,
 ) -> FittedWorld:
     """Train a pool of members on a dataset and keep the best N.
 
     With a `directory`, the fit is saved there: an interrupted one is resumed, a finished one is
     read, and another process that trains there is waited for. `progress` may raise
-    KeyboardInterrupt to stop. `report` is called with sentences for the user. After SIGINT or
+    KeyboardInterrupt to stop. `tell` is called with sentences for the user. After SIGINT or
     SIGTERM the fit is saved and `Stopped` is raised.
     """
     show = progress or (lambda _: None)
@@ -103,19 +106,20 @@ def fit(
     if os.path.isfile(directory / WORLD_FILE):
         return _found(directory, wanted)
     try:
-        with deferred_signals(), locked(directory, waiting=report):
+        with deferred_signals(), locked(directory, waiting=tell):
             if os.path.isfile(directory / WORLD_FILE):  # by the process that was waited for
                 return _found(directory, wanted)
-            checkpoint = Checkpoint(directory / CHECKPOINT_FILE, wanted, report)
-            fitted = _fit(dataset, config, seed, checkpoint, show)
+            refuse_former(directory)
+            checkpoints = Checkpoints(directory / CHECKPOINTS, every=CHECKPOINT_SECONDS, tell=tell)
+            fitted = _fit(dataset, config, seed, checkpoints, show)
             save(fitted, directory)
-            checkpoint.remove()
+            checkpoints.finish(kept=0)
             leave_if_asked()
             return fitted
     except OSError as error:
         raise WorldError(
             f"{directory}: cannot be written: {error.strerror or error}. What was saved before is "
-            "untouched; give the same command to go on once that is mended"
+            "untouched; give the same command to resume once that is mended"
         ) from error
 
 
@@ -126,12 +130,12 @@ def _found(directory: Path, wanted: dict[str, Any]) -> FittedWorld:
 
 
 def _fit(
-    dataset: Dataset, config: WorldConfig, seed: int, checkpoint: "Checkpoint | None", show: Show
+    dataset: Dataset, config: WorldConfig, seed: int, checkpoints: Checkpoints | None, show: Show
 ) -> FittedWorld:
     scaler = _checked_scaler(dataset)
     with deferred_signals() as signalled:
-        pauses = _Pauses(checkpoint, show, signalled)
-        state = _train_pool(dataset, config, seed, scaler, checkpoint, pauses)
+        pauses = _Pauses(checkpoints, identity(dataset.hash, config, seed), show, signalled)
+        state = _train_pool(dataset, config, seed, scaler, pauses)
         scores = np.asarray(state.best.score)
         kept = select(scores, config.members)
         best = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[kept]), state.best.members)
@@ -188,7 +192,7 @@ def _checked_scaler(dataset: Dataset) -> Scaler:
 
 @dataclasses.dataclass
 class State:
-    """A training between two calls: all that is needed to continue."""
+    """A training between two calls: all that is needed to resume it."""
 
     lanes: list[Learner]
     best: Snapshots
@@ -221,64 +225,6 @@ class State:
         return Progress(stage, share, self.seconds, self.history, self.waited, self.most_epochs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """The file that keeps an unfinished training, and whose training it is.
-
-    The one before is kept beside it: if the last one is damaged, training goes on from that.
-    """
-
-    path: Path
-    identity: dict[str, Any]
-    report: Report
-
-    @property
-    def before(self) -> Path:
-        return self.path.with_name(f"previous-{self.path.name}")
-
-    def save(self, state: State) -> None:
-        about = {
-            "identity": self.identity,
-            "history": state.history,
-            "shares": state.shares,
-            "waited": state.waited,
-            "seconds": state.seconds,
-        }
-        if self.path.exists():
-            self.path.replace(self.before)
-        save_arrays(self.path, (joined(state.lanes), state.best), about)
-
-    def load(
-        self, like: tuple[Learner, Snapshots]
-    ) -> tuple[Learner, Snapshots, dict[str, Any]] | None:
-        """What an interrupted training of the same fit left, if it left anything."""
-        damaged: list[Path] = []
-        for path in (self.path, self.before):
-            if not path.exists():
-                continue
-            try:
-                check_identity(path, read_note(path).get("identity", {}), self.identity)
-                (learner, best), about = load_arrays(path, like)
-            except RunError as error:
-                self.report(f"{error}; it is not used")
-                damaged.append(path)
-                continue
-            for useless in damaged:  # left there, it would take the place of the sound one
-                useless.unlink()
-            return learner, best, about
-        if damaged:
-            what = "it" if len(damaged) == 1 else "them"
-            raise WorldError(
-                f"{' and '.join(map(str, damaged))}: damaged; remove {what} to train from the start"
-            )
-        return None
-
-    def remove(self) -> None:
-        """The training is finished."""
-        self.path.unlink(missing_ok=True)
-        self.before.unlink(missing_ok=True)
-
-
 def most_epochs(config: WorldConfig, epoch_steps: int) -> int | None:
     """The lower of both caps, of epochs and of gradient steps; at least one epoch."""
     caps = [] if config.max_epochs is None else [config.max_epochs]
@@ -287,30 +233,11 @@ def most_epochs(config: WorldConfig, epoch_steps: int) -> int | None:
     return min(caps, default=None)
 
 
-def _begun(
-    checkpoint: Checkpoint | None,
-    learner: Learner,
-    best: Snapshots,
-    layout: Layout,
-    cap: int | None,
-) -> State:
-    """The state to train from: what an interruption left, or else the fresh pool."""
-    progress: dict[str, Any] = {}
-    saved = None if checkpoint is None else checkpoint.load((learner, best))
-    if saved is not None:
-        learner, best, about = saved
-        progress = {name: about[name] for name in ("shares", "waited", "seconds")}
-        progress["history"] = [EpochRecord(*record) for record in about["history"]]
-    lanes, best = spread(learner, layout), jax.device_put(best, layout.sharding)
-    return State(lanes, best, cap, **progress)
-
-
 def _train_pool(
     dataset: Dataset,
     config: WorldConfig,
     seed: int,
     scaler: Scaler,
-    checkpoint: Checkpoint | None,
     pauses: "_Pauses",
 ) -> State:
     """Epochs until no member has improved for `patience` of them, or the cap is reached."""
@@ -328,7 +255,7 @@ def _train_pool(
     keys = member_keys(config.pool, seed)
     learner, best = initialise(keys, recipe)
     cap = most_epochs(config, epochs.steps)
-    state = _begun(checkpoint, learner, best, recipe.layout, cap)
+    state = pauses.resume(learner, best, recipe.layout, cap)
     del learner, best  # spread out, they would be held twice
 
     while not state.ended(config):
@@ -351,32 +278,72 @@ class _Pauses:
     """Points where the state is complete: it is shown, saved when due, and signals are obeyed."""
 
     def __init__(
-        self, checkpoint: Checkpoint | None, show: Show, signalled: Callable[[], int]
+        self,
+        checkpoints: Checkpoints | None,
+        fit: dict[str, Any],
+        show: Show,
+        signalled: Callable[[], int],
     ) -> None:
-        self._last = self._saved = time.monotonic()
-        self._checkpoint, self._show, self._signalled = checkpoint, show, signalled
+        self._last = time.monotonic()
+        self._checkpoints, self._fit = checkpoints, fit
+        self._show, self._signalled = show, signalled
+
+    def resume(self, learner: Learner, best: Snapshots, layout: Layout, cap: int | None) -> State:
+        """The state to train from: that of the last checkpoint, or else the fresh pool."""
+
+        def use(checkpoint: Checkpoint) -> tuple[Learner, Snapshots, dict[str, Any]]:
+            note = dict(checkpoint.note)
+            check_identity(checkpoint.path, note.pop("identity"), self._fit)
+            slices = checkpoint.slices()
+            return fill(learner, next(slices)), fill(best, next(slices)), note
+
+        progress: dict[str, Any] = {}
+        with _as_world_errors():
+            resumed = None if self._checkpoints is None else self._checkpoints.resume(use)
+        if resumed is not None:
+            learner, best, progress = resumed
+            progress["history"] = [EpochRecord(*record) for record in progress["history"]]
+        lanes, best = spread(learner, layout), jax.device_put(best, layout.sharding)
+        return State(lanes, best, cap, **progress)
 
     def pause(self, state: State, stage: Stage, share: float) -> None:
         now = time.monotonic()
-        due = False
         if stage == "training":  # afterwards the state stays as it is
             state.seconds += now - self._last
-            due = now - self._saved > CHECKPOINT_SECONDS
         self._last = now
         try:
             self._show(state.progress(stage, share))
             stop = self._signalled()
         except KeyboardInterrupt:
             stop = signal.SIGINT
-        if self._checkpoint is not None and (stop or due):
-            self._checkpoint.save(state)
-            self._saved = time.monotonic()
+        if self._checkpoints is not None and (stop or stage == "training"):
+            name = f"{state.epoch:07d}-{state.shares:07d}"
+            with _as_world_errors():
+                self._checkpoints.pause(name, lambda: self._snapshot(state), stop=stop)
         if stop:
             raise Stopped(stop)
 
+    def _snapshot(self, state: State) -> Snapshot:
+        note = {
+            "identity": self._fit,
+            "history": state.history,
+            "shares": state.shares,
+            "waited": state.waited,
+            "seconds": state.seconds,
+        }
+        return note, [arrays_of(joined(state.lanes)), arrays_of(state.best)]
+
+
+@contextlib.contextmanager
+def _as_world_errors() -> Iterator[None]:
+    try:
+        yield
+    except RunError as error:
+        raise WorldError(str(error)) from error
+
 
 def uncertainty_over(
-    world: World, dataset: Dataset, report: Callable[[float], None] = lambda share: None
+    world: World, dataset: Dataset, progress: Callable[[float], None] = lambda share: None
 ) -> Float[np.ndarray, " transitions"]:
     """U of every transition of the dataset."""
     rows = dataset.world_rows
@@ -388,5 +355,5 @@ def uncertainty_over(
         tape = dataset.take(np.pad(piece, (0, _UNCERTAINTY_ROWS - len(piece)), mode="edge"))
         measured = measure(world, jnp.asarray(tape.state), jnp.asarray(tape.action))
         values[begin : begin + len(piece)] = measured[: len(piece)]
-        report((begin + len(piece)) / len(rows))
+        progress((begin + len(piece)) / len(rows))
     return values

@@ -96,7 +96,7 @@ class RunRecord:
             return "stopped"
         if self.step:
             return "running"
-        fitted = (self.directory / rundir.WORLD_FILE).is_file()
+        fitted = (self.directory / rundir.WORLD_REFERENCE).is_file()
         return "starting" if fitted else "fitting the world"
 
     @property
@@ -264,7 +264,7 @@ def _columns(path: Path, kind: str, points: int | None) -> Curves:
 
 
 def _world(directory: Path) -> Path | None:
-    reference = directory / rundir.WORLD_FILE
+    reference = directory / rundir.WORLD_REFERENCE
     where = read_json(reference).get("directory") if reference.is_file() else None
     return None if where is None else Path(where)
 

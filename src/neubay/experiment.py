@@ -231,7 +231,6 @@ def _world(
         reference = {
             "directory": None if where is None else str(where),
             "hash": digest,
-            "dataset_hash": fitted.dataset_hash,
             "seed": fitted.seed,
             "config": fitted.config.model_dump(),
             "seconds": time.perf_counter() - begun,

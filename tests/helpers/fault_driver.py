@@ -44,7 +44,7 @@ AGENT_PHASES: dict[str, tuple[Any, str]] = {
     "checkpoint arrays": (algorithm, "arrays_of"),
     "checkpoint hashes": (checkpoints, "seal"),
     "checkpoint flushed": (files, "flush_to_disk"),
-    "checkpoint named": (Path, "rename"),
+    "checkpoint named": (Path, "replace"),
     "checkpoint removed": (checkpoints, "_discard"),
 }
 LAST_PHASES: dict[str, tuple[Any, str]] = {

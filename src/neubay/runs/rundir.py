@@ -70,7 +70,7 @@ def _refuse_foreign(directory: Path) -> None:
     if not os.path.lexists(directory) or is_run(directory):
         return
     try:
-        foreign = any(not _is_litter(path) for path in directory.iterdir())
+        foreign = any(not _is_leftover(path) for path in directory.iterdir())
     except OSError as error:
         raise RunError(f"{directory}: cannot be read: {error.strerror}") from None
     if foreign:
@@ -80,7 +80,7 @@ def _refuse_foreign(directory: Path) -> None:
         )
 
 
-def _is_litter(path: Path) -> bool:
+def _is_leftover(path: Path) -> bool:
     """What a kill at the very beginning leaves."""
     return path.name == LOCK_FILE or path.name.endswith(PARTIAL)
 

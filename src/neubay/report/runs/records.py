@@ -15,6 +15,7 @@ from jaxtyping import Float
 from neubay.errors import NeubayError, RunError
 from neubay.runs import rundir, tracking
 from neubay.runs.files import read_json
+from neubay.runs.values import flat
 
 POINTS = 20_000
 """Rows of a metrics file that are read at most: a curve shows no more."""
@@ -136,13 +137,7 @@ class RunRecord:
     @property
     def settings(self) -> Settings:
         """All settings but the seed, as 'agent.kappa': 0.5."""
-        flat: Settings = {}
-        for stage, values in self.config.items():
-            if isinstance(values, dict):
-                flat |= {f"{stage}.{name}": value for name, value in values.items()}
-            elif stage != "seed":
-                flat[stage] = values
-        return flat
+        return {name: value for name, value in flat(self.config).items() if name != "seed"}
 
     def last(self, name: str) -> float | None:
         """The newest finite value of a column of the evaluations."""

@@ -93,7 +93,6 @@ LONG_FUNCTIONS = {
     "commands/bandit.py:_statements",
     "commands/data.py:collect",
     "commands/data.py:_facts",
-    "experiment.py:run",
 }
 
 

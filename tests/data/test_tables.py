@@ -93,7 +93,7 @@ def test_a_terminal_in_the_last_row_marks_the_step_into_it() -> None:
 def test_a_flag_ends_an_episode_where_no_id_does() -> None:
     frame = plant(episodes=1, rows=6).drop(columns=["run", "timestamp"])
     frame["terminated"] = [False, False, True, False, False, False]
-    dataset = Dataset.from_frame(frame, report=lambda _: None)
+    dataset = Dataset.from_frame(frame, tell=lambda _: None)
     assert dataset.episodes == 2 and list(dataset.bounds[1]) == [2, 2]
     assert dataset.tape.terminated.sum() == 1
 
@@ -129,7 +129,7 @@ def test_every_format_gives_the_same_dataset(tmp_path: Path) -> None:
         for path in tmp_path.iterdir()
     }
     for other in (frame, pl.from_pandas(frame), pa.table(frame), frame.sample(frac=1).sort_index()):
-        hashes.add(Dataset.from_frame(other, report=lambda _: None).hash)
+        hashes.add(Dataset.from_frame(other, tell=lambda _: None).hash)
     assert len(hashes) == 1
 
 

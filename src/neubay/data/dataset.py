@@ -14,7 +14,7 @@ from neubay.data.rows import Column, Rows, spans
 from neubay.data.store import FIELDS, fields, gather, release
 from neubay.data.tables import GAP, frame_table, steps_of
 from neubay.errors import DatasetError
-from neubay.runs.messages import Report, log
+from neubay.runs.messages import Tell, log
 from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
 from neubay.tasks import Task, get_task
 
@@ -102,7 +102,7 @@ class Dataset:
         gap: float | None = GAP,
         action_bounds: tuple[Bound, Bound] | None = None,
         name: str = "frame",
-        report: Report = log,
+        tell: Tell = log,
     ) -> "Dataset":
         """A log as a pandas or polars data frame, or as an Arrow table.
 
@@ -116,7 +116,7 @@ class Dataset:
             gap: a time step longer than this many usual ones ends an episode; none: no such end.
             action_bounds: low and high, one value or one per action; if not given, the range that
                 the data uses.
-            report: told, in a sentence, what was guessed, dropped, sorted or split.
+            tell: is given, in a sentence, what was guessed, dropped, sorted or split.
         """
         given = {
             "states": None if states is None else tuple(states),
@@ -135,9 +135,9 @@ class Dataset:
             action_bounds=action_bounds,
         )
         for role, why in imported.guessed.items():
-            report(f"{name}: {role}: {getattr(imported.columns, role)} ({why})")
+            tell(f"{name}: {role}: {getattr(imported.columns, role)} ({why})")
         for finding in imported.findings:
-            report(str(finding))
+            tell(str(finding))
         return cls.from_arrays(**imported.arrays, action_bounds=imported.action_bounds, name=name)
 
     @cached_property

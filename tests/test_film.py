@@ -17,7 +17,7 @@ from neubay.commands import report
 from neubay.config import AgentConfig
 from neubay.evaluation import evaluate
 from neubay.policy import Policy, load_policy
-from neubay.report.runs import page, records, reel, run_figures
+from neubay.report.runs import figures, page, records, reel
 from neubay.tasks import ContinuousActions, Task, get_task
 
 TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=2, head_depth=1)
@@ -125,7 +125,7 @@ def test_mazes_are_seen_from_above(tmp_path: Path) -> None:
     assert short is not None and short.maze[0] == "#####" and len(short.paths) == 1
     assert np.linalg.norm(short.paths[0][0]) < 0.3, "episodes start at the origin"
     assert np.all(np.linalg.norm(short.goals - [0, 8], axis=1) < 2.2)
-    run_figures.maze_figure(short.maze, short.cell, short.paths, short.goals)
+    figures.maze_figure(short.maze, short.cell, short.paths, short.goals)
     assert film.maze_paths(
         saved_policy(get_task("pendulum"), tmp_path / "other.npz"), "pendulum", episodes=1
     ) is None  # fmt: skip

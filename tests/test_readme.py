@@ -105,5 +105,5 @@ def test_the_scores_of_the_readme_are_those_of_the_results() -> None:
     for dataset, cells in scores:
         row = re.search(rf"^\| {dataset} \| .*", results, flags=re.MULTILINE)
         assert row, f"{dataset} is not in the results"
-        found = [cell.strip().removesuffix("*") for cell in row[0].split("|")]
+        found = [cell.strip(" •").replace("**", "") for cell in row[0].split("|")]
         assert all(cell in found for cell in cells), f"{dataset}: {cells} are not in {found}"

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from helpers.report_runs import make_run
 from neubay.cli import main
 from neubay.errors import NeubayError, RunError
-from neubay.report.parts import tables
-from neubay.report.runs import page, records, reel, run_figures, serve, sweeps
+from neubay.report.parts import document, tables
+from neubay.report.runs import figures, page, records, reel, serve, sweeps
 from neubay.report.runs.findings import findings
-from neubay.report.runs.groups import arrange, labels
+from neubay.report.runs.groups import Group, arrange, labels
 from neubay.runs.locks import locked
 
 
@@ -173,7 +173,7 @@ def test_one_run_is_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_envelope_keeps_extremes_and_order(values: list[float], buckets: int) -> None:
     column = np.array(values, np.float64)
     curves = {"step": np.arange(len(column), dtype=np.float64), "x": column}
-    thin = run_figures.envelope(curves, "x", buckets)
+    thin = figures.envelope(curves, "x", buckets)
     finite = column[np.isfinite(column)]
     assert len(thin.step) == min(buckets, len(finite)) and np.all(np.diff(thin.step) > 0)
     if len(finite):
@@ -188,7 +188,7 @@ def test_seeds_are_averaged_where_all_have_been(tmp_path: Path) -> None:
         records.read(make_run(tmp_path / "a", seed=0, rows=50)),
         records.read(make_run(tmp_path / "b", seed=1, rows=80, finished=False)),
     ]
-    steps, values = run_figures.shared_steps(both, "q_data")
+    steps, values = figures.shared_steps(both, "q_data")
     assert steps[-1] <= 8000 and values.shape == (2, len(steps)) and np.isfinite(values).all()
 
 
@@ -217,7 +217,7 @@ def test_early_on_nothing_is_advised(tmp_path: Path) -> None:
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:30]), encoding="utf-8")
     kinds = {each.title: each.kind for each in findings(records.read(directory))}
-    assert kinds["Values are above what is paid, as they are early on"] == "fact"
+    assert kinds["Values are above the returns, as they are early on"] == "fact"
 
 
 def test_the_critics_view_of_the_same_episodes_goes_before_the_data(tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ def test_the_critics_view_of_the_same_episodes_goes_before_the_data(tmp_path: Pa
     text = text.replace('"discounted_mean"', '"q_start": 190.0, "discounted_mean"')
     (directory / "metrics.jsonl").write_text(text, encoding="utf-8")
     found = {each.title: each.text for each in findings(records.read(directory))}
-    assert "promises 190.0 at the start" in found["Values are not overestimated"]
-    assert "On the data it promises 57" in found["Values are not overestimated"]
+    assert "predicts 190.0 at the start" in found["Values are not overestimated"]
+    assert "On the data it predicts 57" in found["Values are not overestimated"]
 
 
 def test_short_rollouts_name_their_reason(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_the_score_table(many: list[records.RunRecord]) -> None:
     assert cells["neubay"].best and cells["neubay"].marked
     assert cells["neubay, N = 5"].marked and not cells["neubay, ζ = 0.9"].marked
     assert cells["environment"].text == "Hopper-v4" and cells["hash"].text == "572b72f9"
-    assert cells["data"].text == "d4rl:hopper_medium_replay"
+    assert cells["source"].text == "d4rl:hopper_medium_replay"
     assert cells["dataset"].text == "hopper-medium-replay-v2"
     assert (cells["NEUBAY"].mean, cells["NEUBAY"].std) == (110.6, 0.7)
     assert not cells["NEUBAY"].marked, "published numbers are beside ours, not among them"
@@ -325,21 +325,18 @@ def test_every_format_names_data_and_environment(many: list[records.RunRecord]) 
     of_the_paper = "published (paper, D4RL v2 data, Gym MuJoCo v2 env)"
     one = [run for run in many if run.dataset == "hopper_medium_replay"]
     grid = sweeps.score_grid(arrange(one))
-    ours = "ours (d4rl:hopper_medium_replay data, Hopper-v4 env)"
     header = tables.markdown(grid).splitlines()[2].replace("\\", "")
     names = [name.strip() for name in header.strip("|").split("|")]
-    assert {"the data", f"{ours}: neubay", f"{of_the_paper}: NEUBAY"} <= set(names)
-    assert "NEUBAY" not in names and "neubay" not in names
-    for text in (tables.html(grid), tables.latex(grid).replace("\\_", "_")):
-        assert of_the_paper in text and ours in text
+    assert names[:5] == ["dataset", "environment", "measure", "data", "neubay"]
+    assert {"source", "hash", f"{of_the_paper}: NEUBAY"} <= set(names) and "NEUBAY" not in names
+    ours = ("d4rl:hopper_medium_replay", "Hopper-v4", "572b72f9")
+    for text in (document.table(grid), tables.latex(grid).replace("\\_", "_")):
+        assert of_the_paper in text and all(words in text for words in ours)
     lines = tables.comma_separated(grid).splitlines()
-    for name, group in (("neubay", ours), ("NEUBAY", of_the_paper)):
-        assert any(f',{name},"{group}",' in line for line in lines)
+    assert any(f',NEUBAY,"{of_the_paper}",' in line for line in lines)
+    assert all(any(f",{words}," in line for line in lines) for words in ours)
     both = sweeps.score_grid(arrange(many))
-    assert {heading.group for heading in both.headings if heading.name == "neubay"} == {
-        "ours (data and env of the row)"
-    }
-    assert [row.cells[-6].text for row in both.rows] == ["Hopper-v4"] * 2
+    assert [row.cells[0].text for row in both.rows] == ["Hopper-v4"] * 2
 
 
 def test_benchmarks_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -402,26 +399,28 @@ def test_sensitivity_tables(many: list[records.RunRecord]) -> None:
 
 def test_a_group_looks_the_same_in_every_figure(many: list[records.RunRecord]) -> None:
     datasets = arrange(many)
-    shared = run_figures.looks(labels(datasets))
+    shared = figures.line_styles(labels(datasets))
     panels = sweeps.curve_panels(datasets, "agent.encoder_lr")
-    sweep = run_figures.curves_figure(panels, shared)
-    groups = {group.label: group.runs for group in datasets[1].groups}
-    overview = run_figures.overview_figure(groups, shared)
+    sweep = figures.curves_figure(panels, shared)
+    groups = datasets[1].groups
+    overview = figures.overview_figure(groups, shared)
     legend = [text.get_text() for text in sweep.legends[0].get_texts()]
     assert legend == ["η_φ = 1e-05", "η_φ = 0.0003"], "the setting by name and value"
-    assert [text.get_text() for text in overview.legends[0].get_texts()] == list(groups)
+    assert [text.get_text() for text in overview.legends[0].get_texts()] == [
+        group.label for group in groups
+    ]
     drawn = {line.get_label(): line.get_color() for line in sweep.axes[0].lines}
     for axes in overview.axes:
         seen = {line.get_label(): line.get_color() for line in axes.lines}
         assert seen["neubay"] == drawn["η_φ = 0.0003"]
         assert seen["neubay, η_φ = 1e-05"] == drawn["η_φ = 1e-05"]
-    several = run_figures.looks([str(number) for number in range(len(run_figures.LOOKS))])
-    assert len({str(look) for look in several.values()}) == len(several)
+    several = figures.line_styles([str(number) for number in range(len(figures.LINE_STYLES))])
+    assert len({str(line_style) for line_style in several.values()}) == len(several)
 
 
 def test_a_legend_needs_no_evaluation(tmp_path: Path) -> None:
     run = records.read(make_run(tmp_path / "a", environment=None, score=None, rows=10))
-    figure = run_figures.overview_figure({"neubay": [run]}, run_figures.looks(["neubay"]))
+    figure = figures.overview_figure([Group("neubay", (run,))], figures.line_styles(["neubay"]))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["neubay"]
 
 
@@ -475,7 +474,7 @@ def test_unfinished_and_single_runs_are_not_tested(tmp_path: Path) -> None:
         records.read(make_run(tmp_path / "c", seed=0, variant="markov", score=10.0)),
     ]
     grid = sweeps.score_grid(arrange(three))
-    cells = grid.rows[0].cells[1:3]
+    cells = grid.rows[0].cells[3:5]
     assert [cell.n for cell in cells] == [1, 1] and not any(cell.marked for cell in cells)
     assert "1 unfinished runs are left out" in grid.note
 
@@ -518,7 +517,7 @@ def test_the_page_of_many_runs(many: list[records.RunRecord], tmp_path: Path) ->
     assert parsed.count("table") == len(shown.grids) and parsed.count("details") > len(chosen)
     shown.save(tmp_path)
     table = (tmp_path / "tables" / "scores.md").read_text(encoding="utf-8")
-    assert "| mine (score) |" in table
+    assert "| mine | Hopper-v4 | score |" in table
     assert (tmp_path / "tables" / "scores.tex").exists()
     assert (tmp_path / "figures" / "overview.png").exists()
 

@@ -1,5 +1,7 @@
 """Statistics over seeds: hand-worked cases, SciPy, and the paper's own marks and shades."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -8,7 +10,7 @@ from scipy import stats
 
 from neubay import published
 from neubay.report import paper
-from neubay.report.parts import tables
+from neubay.report.parts import document, tables
 from neubay.report.parts.statistics import (
     Sample,
     interquartile_mean,
@@ -384,11 +386,13 @@ def test_markdown_keeps_its_columns() -> None:
     lines = tables.markdown(NASTY).splitlines()
     assert lines[0] == r"### A \<b\>title\</b\> & more"
     row = next(line for line in lines if line.startswith("| a"))
-    assert row == r"| a\_b^c | **1,234.6** ± 7.0 • | -0.0 ▼▼ | - |"
+    assert row == r"| a_b^c | **1,234.6** ± 7.0 • | -0.0 ▼▼ | - |"
+    edges = tables.markdown(replace(NASTY, corner="_x_ a_")).splitlines()[2]
+    assert edges.startswith(r"| \_x\_ a\_ |"), "an underscore within a word is no markup"
 
 
 def test_html_is_escaped() -> None:
-    text = tables.html(NASTY)
+    text = document.table(NASTY)
     assert "<script>" not in text and "&lt;script&gt;" in text and "<b>title" not in text
     assert 'class="marked"' in text and 'class="worse2"' in text
     assert "10 to 30 lower" in text, "a change is also told to those who do not see colours"

@@ -17,6 +17,7 @@ from neubay.commands.options import (
     parse,
     train_defaults,
 )
+from neubay.commands.report import preset_of
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
 from neubay.errors import TrainingError
@@ -129,7 +130,8 @@ def _report(over: Over, folder: Path, planned: "Sequence[Planned]") -> None:
     from neubay.report.parts import tables
     from neubay.report.runs import page, records
 
-    shown = page.many_runs(records.read_all([run.directory for run in planned]))
+    runs = records.read_all([run.directory for run in planned], preset_of=preset_of)
+    shown = page.many_runs(runs)
     paths = shown.save(folder / "report" / over)
     wanted = [grid for grid in shown.grids if grid.name.startswith("sensitivity_")]
     for grid in wanted or shown.grids[:1]:

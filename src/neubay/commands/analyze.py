@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from neubay import published
+from neubay.commands.report import read_runs
 from neubay.errors import NeubayError
 from neubay.runs.files import atomic_write_json, read_json, write_between
 from neubay.runs.provenance import provenance
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
+    from neubay.report.runs.records import RunRecord
     from neubay.world import FittedWorld
 
 # Imports of ours happen inside the commands: `--help` answers at once.
@@ -187,46 +189,45 @@ def runs(
     text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
     figure: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
 ) -> None:
-    """Tables of runs of `neubay train`, and figures of their learning curves.
+    """Tables of finished runs of `neubay train`, and figures of their learning curves.
 
     Args:
-        sources: Run directories, or JSON files that --out wrote.
-        out: Write the runs, condensed, to this JSON file.
+        sources: Run directories, folders of them, or JSON files that --out wrote; those that are
+            damaged or not finished are left out, with a warning.
+        out: Write the runs, condensed, to this JSON file; `neubay report` reads it too.
         text: Put the tables between the markers of this Markdown file instead of printing them.
-        figure: Draw the runs into this file: of one dataset a line per zeta, of several a panel
+        figure: Draw the runs into this file: of one dataset a line per setting, of several a panel
             each.
     """
-    from neubay.report.parts import figures
-    from neubay.report.studies import train_figures, train_tables
-    from neubay.runs import tracking
+    from neubay.report.parts import figures, tables
+    from neubay.report.runs import groups, records, sweeps
+    from neubay.report.runs.figures import curves_figure, line_styles, overview_figure
 
     if not sources:
         raise NeubayError("name run directories, or a JSON file that --out wrote")
-    condensed: list[Any] = []
-    for path in sources:
-        if path.is_file():
-            condensed += read_json(path).get("runs", [])
-            continue
-        about, summary = (read_json(path / f"{name}.json") for name in ("run", "summary"))
-        metrics = tracking.read_json_lines(path / "metrics.jsonl")
-        condensed.append(
-            train_tables.condense(path.resolve().name, about, summary, metrics, _default(about))
-        )
+    found = [run for run in read_runs(sources)[0] if _is_finished(run)]
+    if not found:
+        raise NeubayError("no run is finished; 'neubay report' shows runs as far as they have come")
     if out is not None:
-        atomic_write_json(out, {"runs": condensed})
-    if figure is not None:
-        figures.save(train_figures.curves_figure(condensed), figure)
-    _put_tables(text, train_tables.markdown(condensed), train_tables.BEGIN)
+        atomic_write_json(out, {"runs": [records.condense(run) for run in found]})
+    datasets = groups.arrange(found)
+    compared = groups.overview(datasets)
+    grids = [sweeps.score_grid(compared)] if len(datasets) > 1 else []
+    grids += [grid for data in datasets for grid in sweeps.detail_grids(data)]
+    if figure is not None and len(datasets) == 1:
+        lines = sweeps.by_value(datasets[0])
+        styles = line_styles([group.label for group in lines])
+        figures.save(overview_figure(lines, styles), figure)
+    elif figure is not None:
+        panels = {data.title: {group.label: group for group in data.groups} for data in compared}
+        figures.save(curves_figure(panels, line_styles(groups.labels(compared))), figure)
+    _put_tables(text, "\n".join(map(tables.markdown, grids)).strip(), sweeps.BEGIN)
 
 
-def _default(about: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a run would have had if none had been named."""
-    from neubay import config, tasks
-
-    known = {task.name: task for task in tasks.list_tasks()}
-    published = tasks.published_settings(known.get(about["task"]), about["dataset"]["published"])
-    preset, variant = about.get("preset", "cpu"), about.get("variant", "neubay")
-    return config.resolve(published, preset, variant).model_dump()
+def _is_finished(run: "RunRecord") -> bool:
+    if run.summary is None:
+        print(f"warning: left out: {run.directory}: not a finished run", file=sys.stderr)
+    return run.summary is not None
 
 
 def _put_tables(text: Path | None, tables: str, begin: str) -> None:

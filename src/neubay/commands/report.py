@@ -1,8 +1,9 @@
 """`neubay report` and `neubay watch`: see what was learned."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -35,15 +36,15 @@ def report(
     as Markdown, CSV and LaTeX. One run is shown in full, several are compared.
 
     Args:
-        runs: Run directories, finished or not, or folders of them; of several, those that are
-            damaged are left out, with a warning.
+        runs: Run directories, finished or not, folders of them, or JSON files of `neubay analyze
+            runs --out`; of several, those that are damaged are left out, with a warning.
         paper: Print the paper's own tables instead: locomotion, neorl, adroit, antmaze, ablations,
             costs or neorl2.
         out: Where to write; by default report for runs, and nowhere for the paper's tables.
         film: Play an evaluation episode of a single finished run, to show it.
     """
     from neubay.report.parts import tables
-    from neubay.report.runs import page, records
+    from neubay.report.runs import page
 
     if paper is not None:
         if runs:
@@ -53,10 +54,7 @@ def report(
             print("\n".join(tables.markdown(grid) for grid in shown.grids), end="")
             return
     else:
-        left_out: list[str] = []
-        found = records.read_all(list(runs), left_out)
-        for problem in left_out:
-            print(f"warning: left out: {problem}", file=sys.stderr)
+        found, left_out = read_runs(runs)
         if len(found) == 1:
             reel, maze = _episode(found[0]) if film else (None, None)
             shown = page.one_run(found[0], reel=reel, maze=maze, left_out=left_out)
@@ -69,14 +67,42 @@ def report(
     print(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
 
 
+def read_runs(places: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:
+    """The runs that can be read; what is wrong with the others is also printed."""
+    from neubay.report.runs import records
+
+    left_out: list[str] = []
+    found = records.read_all(list(places), left_out, preset_of)
+    for problem in left_out:
+        print(f"warning: left out: {problem}", file=sys.stderr)
+    return found, left_out
+
+
+def preset_of(about: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that a run would have had if no setting had been named; its own where that
+    is not known any more."""
+    from neubay import config, tasks
+
+    known = {task.name: task for task in tasks.list_tasks()}
+    try:
+        published = tasks.published_settings(
+            known.get(about["task"]), about["dataset"].get("published")
+        )
+        preset, variant = about.get("preset", "cpu"), about.get("variant", "neubay")
+        return config.resolve(published, preset, variant).model_dump()
+    except (NeubayError, KeyError):
+        own: dict[str, Any] = about["config"]
+        return own
+
+
 def watch(run: Run, /, *, port: int = 8765, host: str = "127.0.0.1", refresh: int = 5) -> None:
-    """Serve the page of a run on this machine, drawn anew as the run goes on. Ctrl-C ends it.
+    """Serve the page of a run on this machine, drawn anew while the run is going. Ctrl-C ends it.
 
     Args:
         run: A run directory.
         port: To listen on; 0 for any that is free.
         host: To listen at. Anything but this machine lets others see the run.
-        refresh: Seconds after which the page asks for itself again, while the run goes on.
+        refresh: Seconds after which the page asks for itself again, while the run is going.
     """
     from neubay.report.runs import serve
 
@@ -93,15 +119,15 @@ def _episode(run: "RunRecord") -> tuple["Reel | None", "Picture | None"]:
     """An episode of a finished run as a film, and for a maze where episodes went."""
     from neubay import film
     from neubay.report.parts.document import Picture
-    from neubay.report.runs import reel, run_figures
+    from neubay.report.runs import figures, reel
 
-    if run.summary is None:
+    if run.summary is None or not run.directory.is_dir():  # a condensed run has no policy
         return None, None
     policy, task = run.directory / "policy.npz", str(run.about["task"])
     try:
         walked = film.maze_paths(policy, task, MAZE_EPISODES, run.seed)
         if walked is not None:  # a maze says more from above than from behind its walls
-            figure = run_figures.maze_figure(walked.maze, walked.cell, walked.paths, walked.goals)
+            figure = figures.maze_figure(walked.maze, walked.cell, walked.paths, walked.goals)
             caption = f"{len(walked.paths)} episodes from above; {walked.reached} arrived."
             return None, Picture("maze", figure, caption)
         episode = film.record(policy, task, run.seed)

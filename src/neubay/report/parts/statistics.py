@@ -49,18 +49,32 @@ def stratified_bootstrap(
 ) -> tuple[float, float]:
     """Percentile interval of a statistic of all scores, resampling the seeds of each task apart.
 
-    A resample has every task with as many seeds as it has, so that the interval tells the spread
-    over seeds and not the difference between tasks. With one seed per task there is no spread to
-    tell: the interval is a point.
+    `scipy.stats.bootstrap` of several samples resamples each on its own, so that the interval tells
+    the spread over seeds and not the difference between tasks. SciPy refuses samples of one
+    observation: a task with a single seed enters every resample as it is, and with one seed for
+    every task the interval is a point.
 
     Args:
         statistic: reduces the last axis.
     """
-    rng = np.random.default_rng(seed)
-    drawn = [rng.choice(scores, (resamples, len(scores))) for scores in tasks]
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(statistic(np.concatenate(drawn, axis=1)), [tail, 100 - tail])
-    return float(low), float(high)
+    single = np.concatenate([np.empty(0), *(scores for scores in tasks if len(scores) == 1)])
+    several = [scores for scores in tasks if len(scores) > 1]
+
+    def of_all(*drawn: np.ndarray, axis: int) -> np.ndarray:
+        constant = np.broadcast_to(single, (*drawn[0].shape[:-1], len(single)))
+        return statistic(np.concatenate([*drawn, constant], axis=-1))
+
+    if not several:
+        return float(statistic(single)), float(statistic(single))
+    found = stats.bootstrap(
+        several,
+        of_all,
+        n_resamples=resamples,
+        confidence_level=confidence,
+        method="percentile",
+        rng=seed,
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def welch_p(best: Sample, other: Sample) -> float | None:

@@ -1,4 +1,4 @@
-"""One kind of table, written as Markdown, CSV, LaTeX and HTML.
+"""One kind of table, written as Markdown, CSV and LaTeX; `document` draws it into a page.
 
 A table is a grid of cells with a mean, perhaps a deviation, and the paper's three ways to set a
 cell apart: bold for the best, marked for what is not significantly worse, shaded for a change.
@@ -8,15 +8,13 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from neubay.report.parts.statistics import Sample
 
 _ARROWS = {sign * level: mark * level for sign, mark in ((-1, "▼"), (1, "▲")) for level in range(4)}
-_SHADES_IN_WORDS = {1: "3 to 10", 2: "10 to 30", 3: "more than 30"}
 _LATEX_SHADES = {1: 10, 2: 35, 3: 60}
 
 
@@ -46,6 +44,11 @@ class Cell:
         """A sample's mean, deviation and count."""
         text = f"{sample.mean:,.{decimals}f}"
         return cls(text, sample.mean, sample.std, sample.n, best, marked, shade, decimals)
+
+    @classmethod
+    def of_value(cls, value: float | None) -> "Cell":
+        """A single number, where there is one."""
+        return cls() if value is None else cls.of(Sample(value, None, 1))
 
     @property
     def spread(self) -> str:
@@ -85,6 +88,21 @@ class Grid:
         ]
         return found if any(name for name, _ in found) else []
 
+    def without_empty(self) -> "Grid":
+        """Without the columns in which no row has anything."""
+        kept = [
+            number
+            for number in range(len(self.headings))
+            if any(row.cells[number] != Cell() for row in self.rows)
+        ]
+        return replace(
+            self,
+            headings=tuple(self.headings[number] for number in kept),
+            rows=tuple(
+                replace(row, cells=tuple(row.cells[number] for number in kept)) for row in self.rows
+            ),
+        )
+
 
 # --- Markdown ------------------------------------------------------------------------------------
 
@@ -95,9 +113,11 @@ def markdown(grid: Grid) -> str:
         _markdown_text(f"{heading.group}: {heading.name}" if heading.group else heading.name)
         for heading in grid.headings
     ]
+    columns = zip(*(row.cells for row in grid.rows), strict=True)
+    numeric = [any(cell.mean is not None for cell in column) for column in columns]
     lines = [
         [_markdown_text(grid.corner), *names],
-        ["---", *["---:"] * len(names)],
+        ["---", *("---:" if numbers else "---" for numbers in numeric)],
         *([_markdown_text(row.name), *map(_markdown_cell, row.cells)] for row in grid.rows),
     ]
     return f"### {_markdown_text(grid.title)}\n\n{_pipes(lines)}\n\n{_markdown_text(grid.note)}\n"
@@ -128,7 +148,8 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", " ".join(text.split()))
+    text = re.sub(r"([\\|*`<>\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)  # within a word it is no markup
 
 
 # --- CSV -----------------------------------------------------------------------------------------
@@ -216,52 +237,6 @@ _LATEX_SYMBOLS = {
 
 def _latex_text(text: str) -> str:
     return "".join(_LATEX_SYMBOLS.get(letter, letter) for letter in " ".join(text.split()))
-
-
-# --- HTML ----------------------------------------------------------------------------------------
-
-
-def html(grid: Grid) -> str:
-    """A `table` that scrolls sideways on its own where the page is narrow."""
-    head = ""
-    if groups := grid.groups():
-        cells = "".join(
-            f'<th colspan="{count}" scope="colgroup">{escape(name)}</th>' for name, count in groups
-        )
-        head = f'<tr class="groups"><td></td>{cells}</tr>'
-    names = "".join(f'<th scope="col">{escape(heading.name)}</th>' for heading in grid.headings)
-    head += f'<tr><th scope="col">{escape(grid.corner)}</th>{names}</tr>'
-    rows = "".join(_html_row(row) for row in grid.rows)
-    return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape(grid.title)}">'
-        f"<table><caption>{escape(grid.title)}</caption>"
-        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="note">{escape(grid.note)}</p>'
-    )
-
-
-def _html_row(row: Row) -> str:
-    cells = "".join(map(_html_cell, row.cells))
-    kind = ' class="rule"' if row.rule else ""
-    return f'<tr{kind}><th scope="row">{escape(row.name)}</th>{cells}</tr>'
-
-
-def _html_cell(cell: Cell) -> str:
-    kinds, spoken = [], []
-    if cell.mean is None and cell.text != "-":
-        kinds.append("words")
-    if cell.marked:
-        kinds.append("marked")
-        spoken.append("among the best")
-    if cell.shade:
-        kinds.append(f"{'worse' if cell.shade < 0 else 'better'}{abs(cell.shade)}")
-        way = "lower" if cell.shade < 0 else "higher"
-        spoken.append(f"{_SHADES_IN_WORDS[abs(cell.shade)]} {way}")
-    attribute = f' class="{" ".join(kinds)}"' if kinds else ""
-    text = f"<b>{escape(cell.text)}</b>" if cell.best else escape(cell.text)
-    spread = f' <small class="spread">{escape(cell.spread)}</small>' if cell.spread else ""
-    hidden = f'<span class="unseen"> ({", ".join(spoken)})</span>' if spoken else ""
-    return f"<td{attribute}>{text}{spread}{hidden}</td>"
 
 
 # --- Files ---------------------------------------------------------------------------------------

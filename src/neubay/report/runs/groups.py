@@ -1,12 +1,12 @@
-"""Many runs put in order: datasets, groups of seeds that share all settings, and sweeps.
+"""Many runs put in order: datasets, and in each the groups of seeds that share all settings.
 
-A dataset is a row: its name, the hash of its data and the environment it was scored in; two that
+A dataset is a row: its name, the hash of its data and the environment it was evaluated in; two that
 differ in any of these are never averaged. A group is the runs of one dataset that differ in their
 seeds alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ _METHOD: dict[str, Any] = {  # what makes a setting the paper's main one
     "agent.memory": "lru",
 }
 
-DatasetKey = tuple[str, str, str | None]
+DatasetKey = tuple[str, str | None, str | None]
 """Name, hash and environment."""
 
 
@@ -42,10 +42,16 @@ DatasetKey = tuple[str, str, str | None]
 class Group:
     """The seeds of one setting on one dataset."""
 
-    dataset: str
     label: str
-    settings: Settings
     runs: tuple[RunRecord, ...]
+
+    @property
+    def variant(self) -> str:
+        return self.runs[0].variant
+
+    @property
+    def settings(self) -> Settings:
+        return self.runs[0].settings
 
     @property
     def scores(self) -> Float[np.ndarray, " seeds"]:
@@ -56,6 +62,11 @@ class Group:
     @property
     def sample(self) -> Sample | None:
         return Sample.of(self.scores) if len(self.scores) else None
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its runs differ in more than the seed, as they may in an overview."""
+        return any(run.settings != self.settings for run in self.runs)
 
     def differs_in(self, other: "Group") -> frozenset[str]:
         """Names of the settings in which two groups differ."""
@@ -74,27 +85,58 @@ class Data:
 
     @property
     def first(self) -> RunRecord:
-        """The run that speaks for all: one that has been evaluated, if there is any."""
-        return spokesman(self.runs)
+        """The run that represents all: one that has been evaluated, if there is any."""
+        return representative(self.runs)
 
     def scores(self, label: str) -> Float[np.ndarray, " seeds"]:
         """Results of the group of that label; empty where there is none."""
         return next((one.scores for one in self.groups if one.label == label), np.empty(0))
 
 
-def spokesman(runs: Sequence[RunRecord]) -> RunRecord:
+def representative(runs: Sequence[RunRecord]) -> RunRecord:
     """The first run that knows most of what all share: its measure, and the data's own result."""
     return max(runs, key=lambda run: (run.result is not None, run.data_result is not None))
 
 
 def arrange(runs: Sequence[RunRecord]) -> list[Data]:
     """Datasets in the order of the runs, each with its groups, the main one first."""
-    keys = [_dataset_key(run) for run in runs]
-    titles = _titles(list(dict.fromkeys(keys)))
+    by_dataset: dict[DatasetKey, list[RunRecord]] = {}
+    for run in runs:
+        by_dataset.setdefault((run.dataset, run.hash, run.environment), []).append(run)
+    names = [name for name, _, _ in by_dataset]
     return [
-        _data(titles[key], [run for run, own in zip(runs, keys, strict=True) if own == key])
-        for key in titles
+        _data(name if names.count(name) == 1 else _long_title(name, data, where), own)
+        for (name, data, where), own in by_dataset.items()
     ]
+
+
+def overview(datasets: Sequence[Data]) -> list[Data]:
+    """Datasets with one group per variant, named by it: of each seed the run whose settings are
+    nearest to the variant's main one. A variant that was run on one dataset alone is left out,
+    unless it is the main one or the baseline, cloning."""
+    always = (datasets[0].main.variant, "bc")
+    counts = [variant for data in datasets for variant in {group.variant for group in data.groups}]
+    shown = []
+    for data in datasets:
+        groups = []
+        for variant in dict.fromkeys(group.variant for group in data.groups):
+            if variant in always or counts.count(variant) > 1:
+                own = [group for group in data.groups if group.variant == variant]
+                groups.append(Group(_variant_title(variant), _nearest_of_each_seed(own)))
+        if groups:
+            shown.append(replace(data, groups=tuple(groups), main=groups[0]))
+    return shown
+
+
+def _nearest_of_each_seed(groups: Sequence[Group]) -> tuple[RunRecord, ...]:
+    centre = _centre([group.runs[0] for group in groups], [group.runs[0] for group in groups])
+    nearest: dict[int, RunRecord] = {}
+    for run in sorted(
+        (run for group in groups for run in group.runs),
+        key=lambda run: len(differing(run.settings, centre.settings)),
+    ):
+        nearest.setdefault(run.seed, run)
+    return tuple(nearest[seed] for seed in sorted(nearest))
 
 
 def labels(datasets: Sequence[Data]) -> list[str]:
@@ -112,39 +154,31 @@ def differing(settings: Settings, reference: Settings) -> list[str]:
     return [name for name in names if name != "world.pool" or "world.members" not in names]
 
 
-def _dataset_key(run: RunRecord) -> DatasetKey:
-    return run.dataset, run.about["dataset"]["hash"], run.environment
-
-
-def _titles(keys: Sequence[DatasetKey]) -> dict[DatasetKey, str]:
-    """The name alone where it is the only one of its kind."""
-    names = [name for name, _, _ in keys]
-    return {
-        key: key[0]
-        if names.count(key[0]) == 1
-        else f"{key[0]} ({key[2] or 'no environment'}, data {key[1][:6]})"
-        for key in keys
-    }
+def _long_title(name: str, data: str | None, environment: str | None) -> str:
+    """What tells apart two datasets of one name."""
+    known = "unknown data" if data is None else f"data {data[:6]}"
+    return f"{name} ({environment or 'no environment'}, {known})"
 
 
 def _data(title: str, runs: Sequence[RunRecord]) -> Data:
-    settings = _distinct([run.settings for run in runs])
-    by_variant = {
-        variant: _centre(
-            _distinct([run.settings for run in runs if run.variant == variant]), settings
-        )
-        for variant in dict.fromkeys(run.variant for run in runs)
+    alike: list[list[RunRecord]] = []
+    for run in runs:
+        own = next((own for own in alike if own[0].settings == run.settings), None)
+        if own is None:
+            alike.append([run])
+        else:
+            own.append(run)
+    firsts = [own[0] for own in alike]
+    centres = {
+        variant: _centre([run for run in firsts if run.variant == variant], firsts)
+        for variant in dict.fromkeys(run.variant for run in firsts)
     }
-    groups = []
-    for one in settings:
-        own = tuple(run for run in runs if run.settings == one)
+    for own in alike:
         _refuse_twins(own)
-        label = _label(own[0].variant, one, by_variant[own[0].variant])
-        groups.append(Group(title, label, one, own))
-    centre = _centre(settings, settings)
-    main = next(group for group in groups if group.settings == centre)
-    groups.sort(key=lambda group: group is not main)
-    return Data(title, tuple(groups), main, tuple(runs))
+    groups = [Group(_label(own[0], centres[own[0].variant]), tuple(own)) for own in alike]
+    centre = _centre(firsts, firsts)
+    groups.sort(key=lambda group: group.runs[0] is not centre)
+    return Data(title, tuple(groups), groups[0], tuple(runs))
 
 
 def _refuse_twins(runs: Sequence[RunRecord]) -> None:
@@ -159,12 +193,14 @@ def _refuse_twins(runs: Sequence[RunRecord]) -> None:
             )
 
 
-def _centre(candidates: Sequence[Settings], everyone: Sequence[Settings]) -> Settings:
-    """The settings that others are told from: most like the method, then, as where one setting is
-    varied at a time, nearest to all others."""
+def _centre(candidates: Sequence[RunRecord], everyone: Sequence[RunRecord]) -> RunRecord:
+    """The run whose settings are the main ones: of the method rather than of a variant, nearest to
+    its preset where that is known, most like the paper's method, and nearest to all others, as
+    where one setting is varied at a time."""
 
-    def nearness(one: Settings) -> tuple[tuple[int, int], int]:
-        return _likeness(one), -sum(len(differing(other, one)) for other in everyone)
+    def nearness(one: RunRecord) -> tuple[int, ...]:
+        apart = sum(len(differing(other.settings, one.settings)) for other in everyone)
+        return one.variant == "neubay", -len(one.changed), *_likeness(one.settings), -apart
 
     return max(candidates, key=nearness)
 
@@ -176,24 +212,19 @@ def _likeness(settings: Settings) -> tuple[int, int]:
     return kept + redq, int(settings.get("world.members") or 0)
 
 
-def _distinct(all_settings: Sequence[Settings]) -> list[Settings]:
-    found: list[Settings] = []
-    for one in all_settings:
-        if one not in found:
-            found.append(one)
-    return found
+def _label(run: RunRecord, main: RunRecord) -> str:
+    words = [setting(name, run.settings) for name in differing(run.settings, main.settings)]
+    return ", ".join([_variant_title(run.variant), *words])
 
 
-def _label(variant: str, settings: Settings, reference: Settings) -> str:
-    words = [
-        f"{symbol(name)} = {show(settings.get(name))}" for name in differing(settings, reference)
-    ]
-    return ", ".join([variant, *words])
+def _variant_title(variant: str) -> str:
+    return "cloning" if variant == "bc" else variant
 
 
-def symbol(name: str) -> str:
-    """The paper's symbol of a setting, or its name."""
-    return SYMBOLS.get(name, name.split(".")[-1].replace("_", " "))
+def setting(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting with its value, by the paper's symbol where it has one."""
+    symbol = SYMBOLS.get(name, name.split(".")[-1].replace("_", " "))
+    return f"{symbol} = {show(settings[name]) if name in settings else 'default'}"
 
 
 def show(value: Any) -> str:

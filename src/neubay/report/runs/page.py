@@ -9,17 +9,17 @@ import numpy as np
 
 from neubay.errors import NeubayError
 from neubay.report import paper
-from neubay.report.parts import document as html
-from neubay.report.parts import figures, tables
-from neubay.report.parts.document import Picture
+from neubay.report.parts import figures as files
+from neubay.report.parts import tables
+from neubay.report.parts.document import Picture, render
+from neubay.report.parts.numbers import duration, number
 from neubay.report.parts.tables import Grid
-from neubay.report.runs import run_figures, sweeps
-from neubay.report.runs.findings import Finding, findings, promised
-from neubay.report.runs.groups import Data, arrange, labels, show
+from neubay.report.runs import figures, findings, sweeps
+from neubay.report.runs.groups import Data, Group, arrange, labels, show
 from neubay.report.runs.records import RunRecord, newest
 from neubay.report.runs.reel import Reel
 
-Looks = Mapping[str, run_figures.Look]
+Styles = Mapping[str, figures.LineStyle]
 
 SUFFIXES = ("png", "pdf")
 """Formats of the figures that are written beside a page."""
@@ -63,7 +63,7 @@ class Report:
         for picture in self.pictures:
             for suffix in SUFFIXES:
                 path = folder / "figures" / f"{picture.name}.{suffix}"
-                figures.save(picture.figure, path)
+                files.save(picture.figure, path)
                 paths.append(path)
         names = [path.relative_to(folder).as_posix() for path in paths[1:]]
         (folder / LIST).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
@@ -92,24 +92,17 @@ def one_run(
     refresh: int | None = None,
     left_out: Sequence[str] = (),
 ) -> Report:
-    """The page of a single run. `left_out` tells of others that could not be read."""
+    """The page of a single run. `left_out` says what is wrong with others that were named."""
     drawn = run_pictures(run) + ([maze] if maze is not None else [])
-    lead = (
-        f"<h1>{html.escape(run.dataset)}{html.badge(_status(run))}</h1>"
-        + html.paragraph(_subtitle(run), "lead")
-        + html.tiles(_facts(run))
+    page = render(
+        "run.html",
+        f"{run.dataset}: {run.name}",
+        refresh=refresh,
+        run=_view(run),
+        notices=[*findings.left_out(left_out), *findings.findings(run)],
+        pictures=drawn,
+        reel=reel,
     )
-    body = [
-        _notices([*_unread(left_out), *findings(run)]),
-        html.heading(2, "How it went"),
-        html.pictures(drawn, "run"),
-        *([_film(reel, 2)] if reel is not None else []),
-        html.heading(2, "How it was made"),
-        _origin(run),
-    ]
-    if not run.step and run.status != "finished":
-        body[1:3] = [html.paragraph("No gradient step has been taken yet.")]
-    page = html.document(f"{run.dataset}: {run.name}", lead, body, refresh=refresh)
     grids = (sweeps.score_grid(arrange([run])),) if run.status == "finished" else ()
     return Report(page, tuple(drawn), grids, {"film": reel} if reel is not None else {})
 
@@ -119,31 +112,45 @@ def run_pictures(run: RunRecord) -> list[Picture]:
     shown = []
     if run.result is not None:
         caption = f"{run.unit.capitalize()} over time, in {run.environment}."
-        shown.append(Picture("score", run_figures.score_figure(run), caption))
+        shown.append(Picture("score", figures.score_figure(run), caption))
     if _has(run, "q_data"):
         caption = (
-            "The critic's value of the data against the discounted return that evaluation "
-            "episodes paid. A promise far above what is paid is overestimation."
+            "The critic's value of the data against the discounted return of evaluation episodes. "
+            "A value far above the return is overestimation."
         )
-        shown.append(Picture("values", run_figures.value_figure(run), caption))
+        shown.append(Picture("values", figures.value_figure(run), caption))
     if _has(run, "horizon_p50"):
         caption = "Steps that imagined rollouts lasted, on an axis of powers of two."
-        shown.append(Picture("horizons", run_figures.horizon_figure(run), caption))
-    uncertainty = run_figures.uncertainty_figure(run)
+        shown.append(Picture("horizons", figures.horizon_figure(run), caption))
+    uncertainty = figures.uncertainty_figure(run)
     if uncertainty is not None:
         caption = (
             "How unsure the posterior is of the transitions it was trained on. A rollout ends "
             "where it is more unsure than U(ζ), the ζ-quantile of these."
         )
         shown.append(Picture("uncertainty", uncertainty, caption))
-    if len(run.train["step"]):
+    if figures.losses(run):
         caption = "Lines are means, bands reach from the lowest to the highest value."
-        shown.append(Picture("losses", run_figures.loss_figure(run), caption))
+        shown.append(Picture("losses", figures.loss_figure(run), caption))
     return shown
 
 
 def _has(run: RunRecord, name: str) -> bool:
     return bool(np.isfinite(run.train.get(name, np.empty(0))).any())
+
+
+def _view(run: RunRecord) -> dict[str, Any]:
+    """What the templates say of a run."""
+    return {
+        "name": run.name,
+        "dataset": run.dataset,
+        "status": _status(run),
+        "begun": run.step or run.status == "finished",
+        "subtitle": _subtitle(run),
+        "facts": _facts(run),
+        "command": str(run.about.get("command") or _python_call(run)),
+        "details": _details(run),
+    }
 
 
 def _status(run: RunRecord) -> str:
@@ -161,7 +168,7 @@ def _subtitle(run: RunRecord) -> str:
         f"{int(facts['episodes']):,} episodes, {int(facts['transitions']):,} transitions"
         if "episodes" in facts and "transitions" in facts
         else "",
-        f"scored in {run.environment}" if run.environment else "no environment",
+        f"evaluated in {run.environment}" if run.environment else "no environment",
     ]
     return " · ".join(word for word in words if word)
 
@@ -170,120 +177,71 @@ def _facts(run: RunRecord) -> list[tuple[str, str, str]]:
     """Numbers first: what was reached, what the data has, and why."""
     facts = [_headline(run)]
     data = run.data_result
-    facts.append(
-        ("The data's own", _number(data), run.unit if data is not None else "not known yet")
-    )
-    value, paid = promised(run), run.last("discounted_mean")
+    facts.append(("The data's own", number(data), "not known yet" if data is None else run.unit))
+    value, paid = findings.q_on_data(run), run.last("discounted_mean")
     if value is not None:
-        remark = "" if paid is None else f"episodes pay {_number(paid)}"
-        facts.append(("Q on the data", _number(value), remark))
-    median = newest(run.train, "horizon_p50")
+        remark = "" if paid is None else f"discounted return {number(paid)}"
+        facts.append(("Q on the data", number(value), remark))
+    median, *others = (
+        newest(run.train, f"horizon_{name}") for name in ("p50", "p25", "p75", "max")
+    )
     if median is not None:
-        quartiles = [newest(run.train, f"horizon_{name}") for name in ("p25", "p75", "max")]
-        low, high, longest = (0 if value is None else value for value in quartiles)
-        facts.append(
-            (
-                "Rollout horizon",
-                f"{median:.0f}",
-                f"quartiles {low:.0f} to {high:.0f}, longest {longest:.0f}",
-            )
-        )
+        low, high, longest = (value or 0 for value in others)
+        remark = f"quartiles {low:.0f} to {high:.0f}, longest {longest:.0f}"
+        facts.append(("Rollout horizon", f"{median:.0f}", remark))
     if run.status != "finished":
         facts.append(("Gradient steps", f"{run.step:,}", f"of {run.steps:,}"))
     seconds = (run.summary or {}).get("seconds", {})
     if "total" in seconds:
         parts = [
-            f"{name} {_duration(value)}"
-            for name, value in seconds.items()
-            if name in ("world", "updates")
+            f"{name} {duration(seconds[name])}" for name in ("world", "updates") if name in seconds
         ]
-        facts.append(("Time", _duration(seconds["total"]), ", ".join(parts)))
+        facts.append(("Time", duration(seconds["total"]), ", ".join(parts)))
     return facts
 
 
 def _headline(run: RunRecord) -> tuple[str, str, str]:
     name = "Score" if run.scored else "Return"
     if run.result is not None:
-        spread = "" if run.result_std is None else f"± {_number(run.result_std)} over "
-        episodes = f"{run.last('episodes') or 0:.0f} episodes in {run.environment}"
-        return name, _number(run.result), f"{spread}{episodes}, at step {_last_step(run):,}"
+        spread = "" if run.result_std is None else f"± {number(run.result_std)} over "
+        episodes = run.last("episodes") or (run.summary or {}).get("episodes") or 0
+        step = int(run.evaluations["step"][-1])
+        remark = f"{spread}{episodes:.0f} episodes in {run.environment}, at step {step:,}"
+        return name, number(run.result), remark
     posterior = (run.summary or {}).get("posterior")
     if posterior:
-        remark = f"± {_number(posterior['return_std'])}, by the posterior: nothing was measured"
-        return "Expected return", _number(posterior["return_mean"]), remark
+        remark = f"± {number(posterior['return_std'])}, by the posterior: nothing was measured"
+        return "Expected return", number(posterior["return_mean"]), remark
     return name, "-", "not evaluated yet"
 
 
-def _last_step(run: RunRecord) -> int:
-    steps = run.evaluations["step"]
-    return int(steps[-1]) if len(steps) else 0
-
-
-def _unread(problems: Sequence[str]) -> list[Finding]:
-    return [Finding("warning", "A run is left out", problem) for problem in problems]
-
-
-def _notices(found: Sequence[Finding]) -> str:
-    items = "".join(
-        f'<li class="{finding.kind}"><b>{html.escape(finding.title)}</b>'
-        f"<span>{html.escape(finding.text)}</span></li>"
-        for finding in found
-    )
-    return f'<ul class="findings">{items}</ul>' if items else ""
-
-
-def _film(reel: Reel, level: int) -> str:
-    title = html.heading(level, "An evaluation episode")
-    if reel.strip is None:
-        return title + html.paragraph(reel.text)
-    strip = html.image(reel.strip, "png", f"Film strip: {reel.text}")
-    text = f"{title}<figure>{strip}<figcaption>{html.escape(reel.text)}</figcaption></figure>"
-    if reel.film is not None:
-        film = html.image(reel.film, "gif", f"Film: {reel.text}")
-        text += html.folded("Play it", "", film, kind="play")
-    return text
-
-
-def _origin(run: RunRecord) -> str:
-    command = str(run.about.get("command") or _python_call(run))
-    facts = run.about["dataset"]
-    data = {
-        name: facts[name] for name in ("name", "source", "hash", "published") if facts.get(name)
-    }
-    seconds = (run.summary or {}).get("seconds", {})
-    posterior = (run.summary or {}).get("posterior") or {}
-    parts = [
-        html.paragraph("The command to reproduce it:"),
-        html.code(command),
-        html.folded("Settings", "as resolved", html.pairs(_settings(run))),
-        html.folded("Data", str(facts.get("hash", "")), html.pairs(data)),
-        html.folded(
-            "Versions and machine",
-            f"neubay {run.about.get('provenance', {}).get('neubay', 'unknown')}",
-            html.pairs(run.about.get("provenance", {})),
+def _details(run: RunRecord) -> list[tuple[str, str, Mapping[str, str]]]:
+    """Headline, remark, and names with their values."""
+    facts, provenance = run.about["dataset"], run.about.get("provenance", {})
+    summary = run.summary or {}
+    seconds, posterior = summary.get("seconds") or {}, summary.get("posterior") or {}
+    settings = {name: show(value) for name, value in run.settings.items()}
+    data = {key: facts[key] for key in ("name", "source", "hash", "published") if facts.get(key)}
+    versions = f"neubay {provenance.get('neubay', 'unknown')}"
+    details: list[tuple[str, str, Mapping[str, str]]] = [
+        ("Settings", "as resolved", {"seed": str(run.seed), **settings}),
+        ("Data", run.hash or "", data),
+        ("Versions and machine", versions, provenance),
+        ("Time", "", {stage: duration(value) for stage, value in seconds.items()}),
+        (
+            "What the posterior expects",
+            "",
+            {name.replace("_", " "): number(value) for name, value in posterior.items()},
         ),
     ]
-    if seconds:
-        parts.append(
-            html.folded(
-                "Time",
-                "",
-                html.pairs({stage: _duration(value) for stage, value in seconds.items()}),
-            )
-        )
-    if posterior:
-        values = {name.replace("_", " "): _number(value) for name, value in posterior.items()}
-        parts.append(html.folded("What the posterior expects", "", html.pairs(values)))
-    return "".join(parts)
-
-
-def _settings(run: RunRecord) -> dict[str, str]:
-    return {"seed": str(run.seed)} | {name: show(value) for name, value in run.settings.items()}
+    return [each for each in details if each[2]]
 
 
 def _python_call(run: RunRecord) -> str:
     """For a run that was started from Python."""
-    call = f"neubay.train({str(run.about['dataset'].get('source', run.dataset))!r}, seed={run.seed}"
+    call = (
+        f"neubay.train({str(run.about['dataset'].get('source') or run.dataset)!r}, seed={run.seed}"
+    )
     return f"{call}, variant={run.variant!r}, preset={run.about.get('preset', 'cpu')!r}, ...)"
 
 
@@ -292,37 +250,34 @@ def _python_call(run: RunRecord) -> str:
 
 def many_runs(runs: Sequence[RunRecord], *, left_out: Sequence[str] = ()) -> Report:
     """The page of several runs: tables, aggregates, sweeps, and every run folded away. `left_out`
-    tells of others that could not be read."""
+    says what is wrong with others that were named."""
     datasets = arrange(runs)
     grids = [sweeps.score_grid(datasets)]
     if (aggregate := sweeps.aggregate_grid(datasets)) is not None:
         grids.append(aggregate)
-    sensitive = sweeps.sensitivity_grids(datasets)
-    looks = run_figures.looks(labels(datasets))
-    intervals = _interval_pictures(datasets, looks)
-    compared, curves = _comparisons(datasets, looks), _sweep_pictures(datasets, looks)
-    sections = [
-        ("scores", "Scores", "".join(map(html.table, grids)) + html.pictures(intervals, "many")),
-        ("sensitivity", "Sensitivity", "".join(map(html.table, sensitive))),
-        ("curves", "Learning curves", html.pictures(compared + curves, "many")),
-        ("runs", "Runs", _folded_runs(datasets, looks)),
-    ]
-    shown = [(name, title, content) for name, title, content in sections if content]
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in shown)
-    lead = (
-        f"<h1>{html.escape(_many_title(datasets))}</h1>"
-        + html.paragraph(_many_subtitle(runs, datasets), "lead")
-        + f"<nav aria-label='Sections'><ul>{links}</ul></nav>"
+    sensitivity = sweeps.sensitivity_grids(datasets)
+    styles = figures.line_styles(labels(datasets))
+    intervals = _interval_pictures(datasets, styles)
+    curves = _comparisons(datasets, styles) + _sweep_pictures(datasets, styles)
+    page = render(
+        "runs.html",
+        datasets[0].title
+        if len(datasets) == 1
+        else f"{len(runs)} runs on {len(datasets)} datasets",
+        subtitle=_many_subtitle(runs, datasets),
+        notices=findings.left_out(left_out),
+        scores=grids,
+        intervals=intervals,
+        sensitivity=sensitivity,
+        curves=curves,
+        runs=[
+            _folded(run, group, styles)
+            for data in datasets
+            for group in data.groups
+            for run in group.runs
+        ],
     )
-    body = [html.heading(2, title, name) + content for name, title, content in shown]
-    page = html.document(_many_title(datasets), lead, [_notices(_unread(left_out)), *body])
-    return Report(page, (*intervals, *compared, *curves), (*grids, *sensitive))
-
-
-def _many_title(datasets: Sequence[Data]) -> str:
-    if len(datasets) == 1:
-        return datasets[0].title
-    return f"{sum(len(data.runs) for data in datasets)} runs on {len(datasets)} datasets"
+    return Report(page, (*intervals, *curves), (*grids, *sensitivity))
 
 
 def _many_subtitle(runs: Sequence[RunRecord], datasets: Sequence[Data]) -> str:
@@ -337,71 +292,54 @@ def _many_subtitle(runs: Sequence[RunRecord], datasets: Sequence[Data]) -> str:
     return " · ".join(word for word in words if word)
 
 
-def _interval_pictures(datasets: Sequence[Data], looks: Looks) -> list[Picture]:
+def _interval_pictures(datasets: Sequence[Data], styles: Styles) -> list[Picture]:
     found = sweeps.intervals(datasets)
     if not found or all(low == high for _, low, high in found.values()):
         return []
     unit = datasets[0].first.unit if len(datasets) == 1 else "normalised score"
-    title = "Interquartile mean, 95 % interval"
-    figure = run_figures.interval_figure(found, looks, unit, title)
+    figure = figures.interval_figure(found, styles, unit)
     caption = "Interquartile means over seeds and datasets, with stratified bootstrap intervals."
     return [Picture("intervals", figure, caption, wide=True)]
 
 
-def _comparisons(datasets: Sequence[Data], looks: Looks) -> list[Picture]:
+def _comparisons(datasets: Sequence[Data], styles: Styles) -> list[Picture]:
     """Score, Q and horizons of the groups of each dataset."""
     shown = []
-    for number, data in enumerate(datasets):
-        groups = {
-            group.label: list(group.runs) for group in data.groups[: len(run_figures.PALETTE)]
-        }
-        name = "overview" if len(datasets) == 1 else f"overview_{number + 1}"
+    for place, data in enumerate(datasets, start=1):
+        name = "overview" if len(datasets) == 1 else f"overview_{place}"
         caption = f"{data.title}: lines are means over seeds, bands their range."
-        if len(data.groups) > len(groups):
-            caption += f" The first {len(groups)} of {len(data.groups)} groups."
-        figure = run_figures.overview_figure(groups, looks)
+        if len(data.groups) > figures.MOST_GROUPS:
+            caption += f" The first {figures.MOST_GROUPS} of {len(data.groups)} groups."
+        figure = figures.overview_figure(data.groups, styles)
         shown.append(Picture(name, figure, caption, wide=True))
     return shown
 
 
-def _sweep_pictures(datasets: Sequence[Data], looks: Looks) -> list[Picture]:
+def _sweep_pictures(datasets: Sequence[Data], styles: Styles) -> list[Picture]:
     shown = []
     for setting, name, title in sweeps.CURVES:
         panels = sweeps.curve_panels(datasets, setting)
         if panels:
-            figure = run_figures.curves_figure(panels, looks)
+            figure = figures.curves_figure(panels, styles)
             caption = f"{title}: learning curves, means over seeds and their range."
             shown.append(Picture(name, figure, caption, wide=len(panels) > 1))
     return shown
 
 
-def _folded_runs(datasets: Sequence[Data], looks: Looks) -> str:
-    runs = [(group.label, run) for data in datasets for group in data.groups for run in group.runs]
-    return "".join(
-        _folded_run(number, run, label, looks) for number, (label, run) in enumerate(runs)
+def _folded(run: RunRecord, group: Group, styles: Styles) -> dict[str, Any]:
+    """A run behind its headline, with one figure for what its own page shows in five."""
+    pictures = []
+    if len(run.train["step"]):
+        figure = figures.overview_figure([Group(group.label, (run,))], styles)
+        caption = f"Score, values and horizons of {run.name}."
+        if run.directory.is_dir():
+            caption = f"All figures of this run: neubay report {run.directory}"
+        pictures = [Picture("overview", figure, caption, wide=True)]
+    headline = (
+        f"{run.dataset}, {group.label}, seed {run.seed}: {number(run.result)}, {_status(run)}"
     )
-
-
-def _folded_run(number: int, run: RunRecord, label: str, looks: Looks) -> str:
-    content = (
-        html.paragraph(_subtitle(run), "lead")
-        + html.tiles(_facts(run))
-        + _notices(findings(run))
-        + html.pictures(_overview(run, label, looks), f"run{number}")
-        + _origin(run)
-    )
-    result = "-" if run.result is None else _number(run.result)
-    remark = f"{run.dataset}, {label}, seed {run.seed}: {result}, {_status(run)}"
-    return html.folded(run.name, remark, content, name=f"run-{number}")
-
-
-def _overview(run: RunRecord, label: str, looks: Looks) -> list[Picture]:
-    """One figure for what the page of the run alone shows in five."""
-    if not len(run.train["step"]):
-        return []
-    figure = run_figures.overview_figure({label: [run]}, looks)
-    caption = f"All figures of this run: neubay report {run.directory}"
-    return [Picture("overview", figure, caption, wide=True)]
+    extra = {"headline": headline, "notices": findings.findings(run), "pictures": pictures}
+    return _view(run) | extra
 
 
 # --- The paper -----------------------------------------------------------------------------------
@@ -409,32 +347,10 @@ def _overview(run: RunRecord, label: str, looks: Looks) -> list[Picture]:
 
 def paper_tables(name: str) -> Report:
     """The page of the paper's own tables behind a name."""
-    grids = paper.grids(name)
-    lead = "<h1>The paper's tables</h1>" + html.paragraph(
+    grids = tuple(paper.grids(name))
+    subtitle = (
         "Published numbers, from the data files of neubay. None of them is a result of this "
-        "program.",
-        "lead",
+        "program."
     )
-    return Report(
-        html.document("The paper's tables", lead, [html.table(grid) for grid in grids]),
-        grids=tuple(grids),
-    )
-
-
-# --- Words ---------------------------------------------------------------------------------------
-
-
-def _number(value: float | None) -> str:
-    """As many digits as tell the value."""
-    if value is None:
-        return "-"
-    if abs(value) >= 10_000:
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
-
-
-def _duration(seconds: Any) -> str:
-    seconds = float(seconds)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    page = render("tables.html", "The paper's tables", subtitle=subtitle, grids=grids)
+    return Report(page, grids=grids)

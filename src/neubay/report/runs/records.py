@@ -1,11 +1,14 @@
-"""Run directories as a report sees them: what was asked, what came out, and the curves between.
+"""Runs as reports see them: what was asked, what came out, and the curves between.
 
-A run that is still going on has no summary yet; it is shown as far as it has come.
+A run is read from its directory, finished or not, or from a condensed file: few numbers of finished
+runs, small enough to be kept beside a text.
 """
 
+import ast
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,26 +29,30 @@ UNCERTAINTY_FILE = "data_uncertainty.npy"
 Curves = Mapping[str, Float[np.ndarray, " _"]]
 Settings = dict[str, Any]
 Status = Literal["finished", "running", "starting", "fitting the world", "stopped"]
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run directory."""
+    """One run."""
 
     directory: Path
+    """Where it is; for a condensed run, the file and its name in it."""
     about: dict[str, Any]
     """run.json."""
     summary: dict[str, Any] | None
     """summary.json; none while the run is not finished."""
-    at_work: bool
-    """A process works in the directory."""
     train: Curves
     """Columns of the rows of kind "train", with "step" among them."""
     evaluations: Curves
-    world: Path | None
+    at_work: bool = False
+    """A process works in the directory."""
+    world: Path | None = None
     """The directory of the world, as the run names it; none before there is one."""
-    uncertainty: Float[np.ndarray, " transitions"] | None
-    """U of the world's own data, sorted; none where the world is not to be found."""
+    uncertainty: Float[np.ndarray, " transitions"] | None = None
+    """U of the world's own data, sorted; none where the world is not found."""
+    changed: tuple[str, ...] = ()
+    """The settings that differ from the run's preset, such as "agent.kappa 0.5", where known."""
 
     @property
     def name(self) -> str:
@@ -62,15 +69,18 @@ class RunRecord:
         return name
 
     @property
+    def hash(self) -> str | None:
+        """Of the data; not known of runs that version 0.1 condensed."""
+        return _text(self.about["dataset"].get("hash"))
+
+    @property
     def variant(self) -> str:
         return str(self.about.get("variant", "neubay"))
 
     @property
     def environment(self) -> str | None:
-        """Where it was scored; none where there is no environment."""
-        if self.summary is not None:
-            return _text(self.summary["environment"])
-        return _text(self.about["environment"])
+        """Where it was evaluated; none where there is no environment."""
+        return _text((self.summary or self.about)["environment"])
 
     @property
     def seed(self) -> int:
@@ -120,21 +130,19 @@ class RunRecord:
 
     @property
     def result_std(self) -> float | None:
-        """The deviation over the episodes of the last evaluation."""
+        """The standard deviation over the episodes of the last evaluation."""
         return self.last("score_std" if self.scored else "return_std")
 
     @property
     def data_result(self) -> float | None:
         """The same of the data itself."""
-        facts = self.about["dataset"]
-        if self.summary is not None:
-            facts = {
-                "score": self.summary["data_score"],
-                "return_mean": self.summary["data_return_mean"],
-            }
-        return _number(facts.get(self.measure))
+        if self.summary is None:
+            value = self.about["dataset"].get(self.measure)
+        else:
+            value = self.summary[f"data_{self.measure}"]
+        return None if value is None else float(value)
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """All settings but the seed, as 'agent.kappa': 0.5."""
         return {name: value for name, value in flat(self.config).items() if name != "seed"}
@@ -149,6 +157,13 @@ def newest(curves: Curves, name: str) -> float | None:
     values = curves.get(name, np.empty(0))
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else None
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+# --- Run directories -----------------------------------------------------------------------------
 
 
 def read(directory: Path) -> RunRecord:
@@ -169,57 +184,19 @@ def read(directory: Path) -> RunRecord:
             directory,
             seen.about,
             seen.summary or None,
-            seen.state == "running",
             _columns(metrics, "train", POINTS),
             _columns(metrics, "evaluation", None),
+            seen.state == "running",
             world,
             None if world is None else _uncertainty(world),
         )
         _check(record)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except _DAMAGE as error:
         raise RunError(
             f"{directory}: its files are damaged, or of another version "
             f"({type(error).__name__}: {error})"
         ) from None
     return record
-
-
-def read_all(places: list[Path], left_out: list[str] | None = None) -> list[RunRecord]:
-    """Read several run directories, and all in folders of them, each once, in the order given.
-
-    Args:
-        left_out: gets what is wrong with each run that cannot be read, so that one does not stop
-            the others. Where it is not given, or none is left, that is an error.
-    """
-    if not places:
-        raise NeubayError(
-            "name run directories, such as runs/pendulum-neubay-seed0, or a table of the paper: "
-            "--paper locomotion"
-        )
-    directories = [directory for place in places for directory in _training_runs(place)]
-    once: dict[Path, Path] = {}
-    for directory in directories:
-        once.setdefault(directory.resolve(), directory)
-    found = []
-    for directory in once.values():
-        try:
-            found.append(read(directory))
-        except RunError as error:
-            if left_out is None or not rundir.is_run(directory):
-                raise
-            left_out.append(str(error))
-    if not found:
-        raise RunError("\n".join(["no run can be read:", *(left_out or [])]))
-    return found
-
-
-def _training_runs(place: Path) -> list[Path]:
-    """A run directory itself, or the training runs of a folder; what is neither is left to be
-    refused."""
-    if rundir.is_run(place) or not place.is_dir():
-        return [place]
-    found = [run for run in rundir.find(place) if run.about.get("kind", "train") == "train"]
-    return [run.directory for run in found] or [place]
 
 
 def _check_kind(directory: Path, about: dict[str, Any]) -> None:
@@ -274,9 +251,177 @@ def _uncertainty(world: Path) -> Float[np.ndarray, " transitions"] | None:
     return values if len(values) and math.isfinite(values[-1]) else None
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+# --- Condensed files -----------------------------------------------------------------------------
+
+_RESULT = (
+    *("task", "environment", "seed", "steps", "return_mean", "return_std", "episodes", "score"),
+    *("data_return_mean", "data_score", "discounted_mean", "q_data", "horizon", "posterior"),
+    "seconds",
+)
+_EVALUATION = (
+    *("return_mean", "return_std", "score", "score_std", "discounted_mean", "episodes", "q_start"),
+)
+_TRAIN = (
+    *("q_data", "q_imagined", "entropy", "ended_uncertain"),
+    *("horizon_p25", "horizon_p50", "horizon_p75", "horizon_max"),
+)
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def condense(run: RunRecord) -> dict[str, Any]:
+    """The result of a finished run, its settings, and its curves at the evaluations."""
+    if run.summary is None:
+        raise RunError(f"{run.directory}: not a finished run")
+    facts = run.about["dataset"]
+    return {
+        "run": run.name,
+        "variant": run.variant,
+        "preset": run.about.get("preset"),
+        "changed": list(run.changed),
+        "zeta": run.settings.get("rollout.zeta"),
+        "dataset": run.dataset,
+        **{name: _rounded(run.summary.get(name)) for name in _RESULT},
+        "data": {name: facts.get(name) for name in ("hash", "source", "published")},
+        "config": run.config,
+        "curve": _curve(run),
+    }
+
+
+def _curve(run: RunRecord) -> list[dict[str, Any]]:
+    """A point per evaluation; what training reports is averaged since the one before."""
+    points = []
+    ends = np.searchsorted(run.train["step"], run.evaluations["step"], side="right")
+    for number, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+        point = {"step": int(run.evaluations["step"][number])}
+        for name in _EVALUATION:
+            if name in run.evaluations:
+                point[name] = _rounded(float(run.evaluations[name][number]))
+        for name in _TRAIN:
+            values = run.train.get(name, np.empty(0))[first:last]
+            values = values[np.isfinite(values)]
+            if len(values):
+                point[name] = _rounded(float(values.mean()))
+        points.append(point)
+    return points
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits: more would say what is not known, and fill the file."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    return value
+
+
+def read_condensed(path: Path) -> list[RunRecord]:
+    """The runs of a file that 'neubay analyze runs --out' wrote, of version 0.1 too."""
+    entries = read_json(path).get("runs")
+    if not isinstance(entries, list) or not entries:
+        raise RunError(f"{path}: holds no runs; name a file of 'neubay analyze runs --out'")
+    try:
+        return [_expanded(path, entry) for entry in entries]
+    except _DAMAGE as error:
+        raise RunError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
+
+
+def _expanded(path: Path, entry: dict[str, Any]) -> RunRecord:
+    points = [{"step": point["step"], **point} for point in entry["curve"]]
+
+    def columns(names: tuple[str, ...]) -> Curves:
+        known = [name for name in names if any(name in point for point in points)]
+        return {
+            name: np.array([point.get(name) for point in points], np.float64)
+            for name in ("step", *known)
+        }
+
+    record = RunRecord(
+        path / entry["run"],
+        {
+            "config": entry.get("config") or _config_of_changes(entry),
+            "dataset": {"name": entry["dataset"], **entry.get("data", {})},
+            **{name: entry[name] for name in ("task", "environment", "variant", "preset")},
+        },
+        {name: entry[name] for name in _RESULT},
+        columns(_TRAIN),
+        columns(_EVALUATION),
+        changed=tuple(entry["changed"]),
+    )
+    _ = (record.seed, record.steps, record.data_result, record.settings)
+    return record
+
+
+def _config_of_changes(entry: dict[str, Any]) -> dict[str, Any]:
+    """What version 0.1 kept of the settings: those that differ from the preset, and a few more."""
+    known = {name: entry[name] for name in ("seed", "variant")}
+    config: dict[str, Any] = {**known, "agent": {}, "rollout": {}}
+    for change in entry["changed"]:
+        name, _, value = change.partition(" ")
+        stage, _, name = name.partition(".")
+        try:
+            config.setdefault(stage, {})[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # a word
+            config.setdefault(stage, {})[name] = value
+    config["agent"]["steps"], config["rollout"]["zeta"] = entry["steps"], entry["zeta"]
+    return config
+
+
+# --- Many ----------------------------------------------------------------------------------------
+
+
+def read_all(
+    places: list[Path],
+    left_out: list[str] | None = None,
+    preset_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+) -> list[RunRecord]:
+    """Read run directories, folders of them and condensed files, in the order given. A directory
+    that is named twice is read once.
+
+    Args:
+        left_out: gets what is wrong with each run that cannot be read, so that one does not stop
+            the others. Where it is not given, or no run remains, that is an error.
+        preset_of: gives the configuration of the preset of a run with this run.json.
+    """
+    if not places:
+        raise NeubayError(
+            "name run directories, such as runs/pendulum-neubay-seed0, or a table of the paper: "
+            "--paper locomotion"
+        )
+    found: dict[Path | int, RunRecord] = {}
+    for place in (each for given in places for each in _training_runs(given)):
+        try:
+            if place.is_file():
+                found |= dict(enumerate(read_condensed(place), start=len(found)))
+            elif (directory := place.resolve()) not in found:
+                found[directory] = _with_changes(read(place), preset_of)
+        except RunError as error:
+            if left_out is None or not (place.is_file() or rundir.is_run(place)):
+                raise
+            left_out.append(str(error))
+    if not found:
+        raise RunError("\n".join(["no run can be read:", *(left_out or [])]))
+    return list(found.values())
+
+
+def _training_runs(place: Path) -> list[Path]:
+    """A run directory or file itself, or the training runs of a folder; what is none of these is
+    left to be refused."""
+    if rundir.is_run(place) or not place.is_dir():
+        return [place]
+    found = [run for run in rundir.find(place) if run.about.get("kind", "train") == "train"]
+    return [run.directory for run in found] or [place]
+
+
+def _with_changes(
+    run: RunRecord, preset_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None
+) -> RunRecord:
+    if preset_of is None:
+        return run
+    preset = flat(dict(preset_of(run.about)))
+    return replace(
+        run,
+        changed=tuple(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in run.settings.items()
+            if value != preset.get(name, value)
+        ),
+    )

@@ -1,4 +1,4 @@
-"""The page of a run over HTTP, for this machine, as long as the run goes on. Nothing is written."""
+"""The page of a run over HTTP, for this machine, while the run is going. Nothing is written."""
 
 import ipaddress
 import threading
@@ -41,7 +41,7 @@ class RunServer(ThreadingHTTPServer):
 @contextmanager
 def server(directory: Path, *, host: str, port: int, refresh: int) -> Iterator[RunServer]:
     """A server of a run that is there; closed at the end."""
-    records.read(directory)  # a wrong directory is told now, and not in the browser
+    records.read(directory)  # a wrong directory is refused now, and not in the browser
     try:
         listening = RunServer(directory, host, port, refresh)
     except (OSError, OverflowError) as error:
@@ -87,8 +87,7 @@ def _page(directory: Path, refresh: int) -> str:
         run = records.read(directory)
         return page.one_run(run, refresh=refresh if run.status != "finished" else None).html
     except NeubayError as error:
-        lead = document.heading(1, "This run cannot be read") + document.paragraph(str(error))
-        return document.document("neubay", lead, [], refresh=refresh)
+        return document.render("problem.html", "neubay", refresh=refresh, problem=str(error))
 
 
 class _Handler(BaseHTTPRequestHandler):

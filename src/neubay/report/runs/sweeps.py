@@ -1,4 +1,4 @@
-"""Tables over many runs: scores with the paper's marks, aggregates, and sensitivity."""
+"""Tables of runs: scores with the paper's marks, details, aggregates, and sensitivity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,11 @@ from neubay.report.parts.statistics import (
     stratified_bootstrap,
 )
 from neubay.report.parts.tables import Cell, Grid, Heading, Row
-from neubay.report.runs.groups import Data, Group, labels, show, symbol
+from neubay.report.runs.groups import Data, Group, labels, setting
 from neubay.report.runs.records import RunRecord, Settings
+
+BEGIN = "<!-- tables: neubay analyze runs -->"
+"""The marker above tables that `neubay analyze runs` writes into a text."""
 
 Interval = tuple[float, float, float]
 """Interquartile mean, and the ends of its 95 % interval."""
@@ -28,39 +31,40 @@ Interval = tuple[float, float, float]
 
 
 def score_grid(datasets: Sequence[Data]) -> Grid:
-    """A row per dataset: ours per group, and what was published in columns of their own, a set per
-    benchmark. The headings of both name the data and the environment they come from."""
+    """A row per dataset: where it was evaluated, the data's own result and that of each group. What
+    was published stands in columns of its own, a set per benchmark, whose heading names the data
+    and the environment it comes from."""
     known = {g.label for data in datasets for g in data.groups if g.sample is not None}
     shown = [label for label in labels(datasets) if label in known] or labels(datasets)
     benchmarks = list(dict.fromkeys(filter(None, (_benchmark(data.first) for data in datasets))))
-    headings = [Heading("the data"), *(Heading(label, _our_origin(datasets)) for label in shown)]
-    headings += [Heading(name, "ours come from") for name in ("environment", "data", "hash")]
+    names = ("environment", "measure", "data", *shown, "seeds", "source", "hash")
+    headings = [Heading(name) for name in names]
     for one in benchmarks:
-        names = ("NEUBAY", "best method", "dataset")
-        headings += [Heading(name, published_origin(one)) for name in names]
+        origin = f"published (paper, {one.data} data, {one.environment} env)"
+        headings += [Heading(name, origin) for name in ("NEUBAY", "best method", "dataset")]
     rows = []
     for data in datasets:
-        cells = [_data_cell(data), *_our_cells(data, shown), *_where_cells(data.first)]
+        run = data.first
+        cells = [
+            Cell(run.environment or "none"),
+            Cell("score" if run.scored else "return"),
+            Cell.of_value(run.data_result),
+            *_our_cells(data, shown),
+            Cell(_counts([len(data.scores(label)) for label in shown])),
+            Cell(_source(run)),
+            Cell((run.hash or "-")[:8]),
+        ]
         for one in benchmarks:
-            own = _benchmark(data.first) == one
-            cells += _published_cells(data.first) if own else [Cell()] * 3
-        rows.append(Row(f"{data.title} ({_unit(data)})", tuple(cells)))
+            cells += _published_cells(run) if _benchmark(run) == one else [Cell()] * 3
+        rows.append(Row(data.title, tuple(cells)))
     note = _score_note(datasets, bool(benchmarks))
-    return Grid("scores", "Scores", note, "dataset", tuple(headings), tuple(rows))
+    return Grid("scores", "Scores", note, "dataset", tuple(headings), tuple(rows)).without_empty()
 
 
-def published_origin(benchmark: PaperBenchmark) -> str:
-    """Where published numbers come from, in the words of a heading."""
-    return f"published (paper, {benchmark.data} data, {benchmark.environment} env)"
-
-
-def _our_origin(datasets: Sequence[Data]) -> str:
-    """Where ours come from: in the heading if it is one place, and else in the row."""
-    places = {(_source(data.first), data.first.environment) for data in datasets}
-    if len(places) > 1:
-        return "ours (data and env of the row)"
-    source, environment = places.pop()
-    return f"ours ({source} data, {environment or 'no'} env)"
+def _counts(seeds: Sequence[int]) -> str:
+    """Of each group, or one number where all have as many."""
+    words = [str(count or "-") for count in seeds]
+    return words[0] if len(set(words)) == 1 else " / ".join(words)
 
 
 def _our_cells(data: Data, shown: Sequence[str]) -> list[Cell]:
@@ -77,39 +81,22 @@ def _our_cells(data: Data, shown: Sequence[str]) -> list[Cell]:
     ]
 
 
-def _data_cell(data: Data) -> Cell:
-    level = data.first.data_result
-    return Cell() if level is None else Cell.of(Sample(level, None, 1))
-
-
-def _where_cells(run: RunRecord) -> list[Cell]:
-    where = (run.environment or "none", _source(run), str(run.about["dataset"]["hash"])[:8])
-    return [Cell(text) for text in where]
-
-
 def _source(run: RunRecord) -> str:
     """Where the data come from, without folders."""
-    return str(run.about["dataset"].get("source", run.dataset)).rsplit("/", 1)[-1]
+    return str(run.about["dataset"].get("source") or "-").rsplit("/", 1)[-1]
 
 
 def _published_cells(run: RunRecord) -> list[Cell]:
     name = _published_name(run)
     if name is None:
-        return [Cell(), Cell(), Cell()]
+        return [Cell()] * 3
     table = published.table(published.datasets()[name].benchmark)
     method = published.result(name)
-    best = next(
-        (
-            column.name
-            for column in table.columns
-            if (cell := table[name, column.name]) and cell.best
-        ),
-        None,
-    )
-    best_cell = None if best is None else table[name, best]
+    cells = {column.name: table[name, column.name] for column in table.columns}
+    best = [f"{name} {cell.mean:.1f}" for name, cell in cells.items() if cell and cell.best]
     return [
         Cell() if method is None else Cell.of(Sample(method.mean, method.std, 6)),
-        Cell() if best_cell is None else Cell(f"{best} {best_cell.mean:.1f}"),
+        Cell(best[0]) if best else Cell(),
         Cell(name),
     ]
 
@@ -129,21 +116,99 @@ def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     seeds += " finished seed" if counts == [1] else " finished seeds"
     note = (
-        f"Mean ± standard deviation over {seeds} of the last evaluation. Bold: the "
-        "best of ours. Marked: not significantly worse than it by Welch's one-sided t-test "
-        "(p < 0.05); groups of a single seed are not tested."
+        f"Mean ± standard deviation over {seeds} of the last evaluation. Bold: the best group. "
+        "Marked: not significantly worse than it by Welch's one-sided t-test (p < 0.05); groups "
+        "of a single seed are not tested."
     )
     if published_too:
         note += (
             " Published numbers come from other data and another version of the environment; they "
-            "stand beside ours and enter no average, no mark and no test."
+            "enter no average, no mark and no test."
         )
+    mixed = [f"{g.label} on {data.title}" for data in datasets for g in data.groups if g.mixed]
+    if mixed:
+        note += f" Runs that differ in more than the seed: {', '.join(mixed)}."
     unfinished = sum(run.status != "finished" for data in datasets for run in data.runs)
     return note if not unfinished else f"{note} {unfinished} unfinished runs are left out."
 
 
-def _unit(data: Data) -> str:
-    return "score" if data.first.scored else "return"
+# --- Groups and runs in full ---------------------------------------------------------------------
+
+
+def detail_grids(data: Data) -> tuple[Grid, Grid]:
+    """The groups of a dataset, and its runs one by one, with what explains their results."""
+    return _group_grid(data), _run_grid(data)
+
+
+def _group_grid(data: Data) -> Grid:
+    columns: dict[str, Callable[[Settings], float | None]] = {
+        "return": lambda summary: summary["return_mean"],
+        "score": lambda summary: summary["score"],
+        "Q on data": lambda summary: summary["q_data"],
+        "discounted return": lambda summary: summary["discounted_mean"],
+        "median horizon": lambda summary: (summary["horizon"] or {}).get("p50"),
+        "minutes": lambda summary: summary["seconds"]["total"] / 60,
+    }
+    rows = []
+    for group in data.groups:
+        summaries = [run.summary for run in group.runs if run.summary is not None]
+        cells = [Cell(str(len(summaries)))]
+        for value in columns.values():
+            values = [float(v) for s in summaries if (v := value(s)) is not None]
+            cells.append(Cell.of(Sample.of(np.array(values))) if values else Cell())
+        rows.append(Row(group.label, tuple(cells)))
+    summary = data.first.summary or {}
+    own, score = summary.get("data_return_mean"), summary.get("data_score")
+    note = "Mean ± standard deviation over seeds."
+    if own is not None:
+        score_too = "" if score is None else f" (score {score:,.1f})"
+        note += f" The data's own mean return: {own:,.1f}{score_too}."
+    title = f"{data.title}, in {data.first.environment or 'no environment'}"
+    return Grid("groups", title, note, "setting", _headings("seeds", *columns), tuple(rows))
+
+
+def _run_grid(data: Data) -> Grid:
+    names = (
+        *("seed", "steps", "return", "score", "best score on the way", "Q on data"),
+        *("discounted return", "horizon p50 / max", "by the posterior", "minutes (world)"),
+    )
+    rows = [
+        Row(group.label, _run_cells(run, run.summary))
+        for group in data.groups
+        for run in group.runs
+        if run.summary is not None
+    ]
+    note = (
+        "Returns: mean ± standard deviation over episodes. Changed: from the preset of the dataset."
+    )
+    headings = _headings(*names, "changed")
+    return Grid("runs", f"{data.title}: each run", note, "setting", headings, tuple(rows))
+
+
+def _run_cells(run: RunRecord, summary: Settings) -> tuple[Cell, ...]:
+    scores = run.evaluations.get("score", np.empty(0))
+    scores = scores[np.isfinite(scores)]
+    returned = Cell()
+    if summary["return_mean"] is not None:
+        returned = Cell.of(Sample(summary["return_mean"], summary["return_std"], 1))
+    horizon, seconds = summary["horizon"] or {}, summary["seconds"]
+    return (
+        Cell(str(run.seed)),
+        Cell(f"{run.steps:,}"),
+        returned,
+        Cell.of_value(summary["score"]),
+        Cell.of_value(float(scores.max()) if len(scores) else None),
+        Cell.of_value(summary["q_data"]),
+        Cell.of_value(summary["discounted_mean"]),
+        Cell(f"{horizon['p50']:.0f} / {horizon['max']:.0f}") if horizon else Cell(),
+        Cell.of_value((summary["posterior"] or {}).get("return_mean")),
+        Cell(f"{seconds['total'] / 60:.1f} ({seconds['world'] / 60:.1f})"),
+        Cell(", ".join(run.changed) or "-"),
+    )
+
+
+def _headings(*names: str) -> tuple[Heading, ...]:
+    return tuple(map(Heading, names))
 
 
 # --- Aggregates ----------------------------------------------------------------------------------
@@ -199,8 +264,7 @@ def aggregate_grid(datasets: Sequence[Data]) -> Grid | None:
     if unscored:
         note += f" Returns cannot be averaged over datasets: {', '.join(unscored)} left out."
     title = "Over all seeds" if len(datasets) == 1 else "Over all datasets and seeds"
-    headings = tuple(map(Heading, names))
-    return Grid("aggregate", title, note, "group", headings, tuple(rows))
+    return Grid("aggregate", title, note, "group", _headings(*names), tuple(rows))
 
 
 def _aggregate_cells(label: str, used: Sequence[Data], interval: Interval) -> tuple[Cell, ...]:
@@ -228,15 +292,16 @@ class Parameter:
     title: str
     must: str
     """The setting that differs from the main result's."""
-    may: frozenset[str]
+    may: tuple[str, ...] = ()
     """Settings that may differ with it."""
-    label: Callable[[Settings], str]
+    label: Callable[[Settings], str] | None = None
+    """Of a column; the setting with its value unless given."""
     between: Any = None
     """Where given, the value that one of the two sides must have."""
 
-
-def _plain(symbol: str, name: str) -> Callable[[Settings], str]:
-    return lambda settings: f"{symbol} = {show(settings.get(name))}"
+    def column(self, group: Group) -> str:
+        settings = group.settings
+        return self.label(settings) if self.label else setting(self.must, settings)
 
 
 def _horizon(settings: Settings) -> str:
@@ -250,64 +315,24 @@ def _memory(settings: Settings) -> str:
 
 def _critic(settings: Settings) -> str:
     name = "SAC" if settings.get("agent.heads") == 2 else "REDQ"
-    return f"{name}, ζ = {show(settings.get('rollout.zeta'))}"
+    return f"{name}, {setting('rollout.zeta', settings)}"
 
 
 def _layernorm(settings: Settings) -> str:
     return "with LayerNorm" if settings.get("world.layer_norm") else "without"
 
 
+_SAC = ("agent.target_heads", "rollout.zeta")
+_SAC_HEADS = 2  # other numbers of heads are all REDQ
+
 PARAMETERS = (
-    Parameter(
-        "ensemble_size",
-        "Ensemble size N",
-        "world.members",
-        frozenset({"world.pool"}),
-        _plain("N", "world.members"),
-    ),
-    Parameter(
-        "penalty",
-        "Uncertainty penalty λ",
-        "rollout.penalty",
-        frozenset(),
-        _plain("λ", "rollout.penalty"),
-    ),
-    Parameter(
-        "zeta",
-        "Truncation threshold ζ",
-        "rollout.zeta",
-        frozenset(),
-        _plain("ζ", "rollout.zeta"),
-    ),
-    Parameter(
-        "horizon",
-        "Fixed horizon H instead of an adaptive one",
-        "rollout.horizon",
-        frozenset({"rollout.zeta"}),
-        _horizon,
-    ),
-    Parameter(
-        "memory",
-        "Agent input: history or Markov",
-        "agent.memory",
-        frozenset({"agent.kappa"}),
-        _memory,
-    ),
-    Parameter(
-        "critic",
-        "SAC instead of REDQ",
-        "agent.heads",
-        frozenset({"agent.target_heads", "rollout.zeta"}),
-        _critic,
-        between=2,  # SAC's: other numbers of heads are all REDQ
-    ),
-    Parameter(
-        "layernorm",
-        "LayerNorm in the world model",
-        "world.layer_norm",
-        frozenset(),
-        _layernorm,
-    ),
+    Parameter("ensemble_size", "Ensemble size N", "world.members", ("world.pool",)),
+    Parameter("penalty", "Uncertainty penalty λ", "rollout.penalty"),
+    Parameter("zeta", "Truncation threshold ζ", "rollout.zeta"),
+    Parameter("horizon", "Fixed horizon H", "rollout.horizon", ("rollout.zeta",), _horizon),
+    Parameter("memory", "History or Markov agent", "agent.memory", ("agent.kappa",), _memory),
+    Parameter("critic", "SAC instead of REDQ", "agent.heads", _SAC, _critic, _SAC_HEADS),
+    Parameter("layernorm", "LayerNorm in the world model", "world.layer_norm", (), _layernorm),
 )
 
 CURVES = (
@@ -319,7 +344,7 @@ CURVES = (
 
 def varied(data: Data, parameter: Parameter) -> list[Group]:
     """The groups that differ from the main one in this parameter alone."""
-    allowed = parameter.may | {parameter.must}
+    allowed = {parameter.must, *parameter.may}
     return [
         group
         for group in data.groups
@@ -351,7 +376,7 @@ def sensitivity_grids(datasets: Sequence[Data]) -> list[Grid]:
                 "3 to 10, 10 to 30 and more than 30 points away from it; returns that are not "
                 "normalised are not shaded.",
                 "dataset",
-                tuple(Heading(label) for label in shown),
+                _headings(*shown),
                 tuple(_sensitivity_row(data, parameter, rows[data.title], shown) for data in kept),
             )
         )
@@ -363,10 +388,10 @@ def _by_label(data: Data, parameter: Parameter) -> dict[str, Sample]:
     better, as in the paper. None at all where there is no main result to compare with."""
     if data.main.sample is None:
         return {}
-    main = parameter.label(data.main.settings)
+    main = parameter.column(data.main)
     found = {main: data.main.sample}
     for group in varied(data, parameter):
-        label, sample = parameter.label(group.settings), group.sample
+        label, sample = parameter.column(group), group.sample
         if sample is None or label == main:
             continue
         if label not in found or sample.mean > found[label].mean:
@@ -377,7 +402,7 @@ def _by_label(data: Data, parameter: Parameter) -> dict[str, Sample]:
 def _sensitivity_row(
     data: Data, parameter: Parameter, samples: Mapping[str, Sample], shown: Sequence[str]
 ) -> Row:
-    main = samples[parameter.label(data.main.settings)].mean
+    main = samples[parameter.column(data.main)].mean
     cells = []
     for label in shown:
         sample = samples.get(label)
@@ -386,18 +411,25 @@ def _sensitivity_row(
         else:
             level = shade(sample.mean - main) if data.first.scored else 0
             cells.append(Cell.of(sample, shade=level))
-    return Row(f"{data.title} ({_unit(data)})", tuple(cells))
+    unit = "score" if data.first.scored else "return"
+    return Row(f"{data.title} ({unit})", tuple(cells))
 
 
-def curve_panels(datasets: Sequence[Data], setting: str) -> dict[str, dict[str, Group]]:
+def by_value(data: Data) -> list[Group]:
+    """The groups of a dataset, named by the one setting in which they differ, if it is only one."""
+    names = frozenset[str]().union(*(group.differs_in(data.main) for group in data.groups))
+    if len(names) != 1:
+        return list(data.groups)
+    (panel,) = curve_panels([data], *names).values()
+    return [Group(label, group.runs) for label, group in panel.items()]
+
+
+def curve_panels(datasets: Sequence[Data], name: str) -> dict[str, dict[str, Group]]:
     """Per dataset, the group of each value of one setting, all else being as in the main group."""
     panels = {}
     for data in datasets:
-        groups = [group for group in data.groups if group.differs_in(data.main) <= {setting}]
+        groups = [group for group in data.groups if group.differs_in(data.main) <= {name}]
         if len(groups) > 1:
-            ordered = sorted(groups, key=lambda group: group.settings.get(setting) or 0)
-            panels[data.title] = {
-                f"{symbol(setting)} = {show(group.settings.get(setting))}": group
-                for group in ordered
-            }
+            ordered = sorted(groups, key=lambda group: group.settings.get(name) or 0)
+            panels[data.title] = {setting(name, group.settings): group for group in ordered}
     return panels

@@ -12,10 +12,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from neubay.report.parts.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades, thousands
-from neubay.report.runs.groups import Group, spokesman
+from neubay.report.runs.groups import Group, representative
 from neubay.report.runs.records import Curves, RunRecord
 
 PALETTE = [COLOURS[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky")]
+MOST_GROUPS = len(PALETTE)
+"""Groups that one figure compares at most."""
 _DASHED = (0, (4, 2.5))
 _LINES: tuple[Any, ...] = ("solid", (0, (7, 2)), (0, (7, 2, 1.5, 2)))  # when colours run out
 _SIZE = (5.2, 3.3)
@@ -58,36 +60,30 @@ def score_figure(run: RunRecord) -> Figure:
     """Score over time with its spread over episodes, and the data's own as a line."""
     with style.context(STYLE):
         figure, axes = _single("Score" if run.scored else "Return")
-        column = run.evaluations.get(run.measure, np.empty(0))
-        steps = run.evaluations["step"][: len(column)]
+        steps, column = run.evaluations["step"], run.evaluations[run.measure]
         spread = run.evaluations.get("score_std" if run.scored else "return_std")
-        if spread is not None:
-            low, high = column - spread, column + spread
-            axes.fill_between(steps, low, high, color=PALETTE[0], alpha=0.16, linewidth=0)
-        axes.plot(steps, column, color=PALETTE[0], marker="o", markersize=4)
+        band = None if spread is None else (column - spread, column + spread)
+        _line(axes, steps, column, band, color=PALETTE[0], marker="o", markersize=4)
         _data_line(axes, run)
         _end_label(axes, steps, column, PALETTE[0])
-        _finish(axes, run.steps, "mean ± std over episodes")
+        _finish(axes, run.steps, "mean" if spread is None else "mean ± std over episodes")
     return figure
 
 
 def value_figure(run: RunRecord) -> Figure:
-    """Q on the data against the discounted return that episodes really pay."""
+    """Q on the data against the discounted return of evaluation episodes."""
     with style.context(STYLE):
-        figure, axes = _single("Promised and paid")
-        promised = envelope(run.train, "q_data")
-        axes.fill_between(
-            promised.step, promised.low, promised.high, color=PALETTE[1], alpha=0.2, linewidth=0
-        )
-        axes.plot(promised.step, promised.mean, color=PALETTE[1], label="Q on the data")
-        for name, label, how in (
-            ("q_start", "Q at episode starts", {"linestyle": _DASHED, "color": PALETTE[1]}),
-            ("discounted_mean", "paid", {"marker": "o", "markersize": 4, "color": PALETTE[0]}),
+        figure, axes = _single("Q and discounted return")
+        value = envelope(run.train, "q_data")
+        band = (value.low, value.high)
+        _line(axes, value.step, value.mean, band, color=PALETTE[1], label="Q on the data")
+        for name, how in (
+            ("q_start", {"label": "Q at episode starts", "linestyle": _DASHED}),
+            ("discounted_mean", {"label": "return", "marker": "o", "markersize": 4}),
         ):
-            column = run.evaluations.get(name, np.empty(0))
-            if len(column):
-                steps = run.evaluations["step"][: len(column)]
-                axes.plot(steps, column, label=label, **how)
+            colour = PALETTE[1] if name == "q_start" else PALETTE[0]
+            if name in run.evaluations:
+                axes.plot(run.evaluations["step"], run.evaluations[name], color=colour, **how)
         _shared_legend(figure, [axes])
         _finish(axes, run.steps, "value")
     return figure
@@ -97,33 +93,19 @@ def horizon_figure(run: RunRecord) -> Figure:
     """How far imagination went: median, interquartile band and longest rollout."""
     with style.context(STYLE):
         figure, axes = _single("Rollout horizons")
-        draw_horizons(axes, run.train, PALETTE[0], "median and quartiles")
+        _seeds_horizons(axes, [run], "median and quartiles", {"color": PALETTE[0]})
         longest = envelope(run.train, "horizon_max")
-        axes.plot(
-            longest.step,
-            longest.mean,
-            color=MUTED,
-            linewidth=1.2,
-            linestyle=_DASHED,
-            label="longest",
-        )
+        how: dict[str, Any] = {"linewidth": 1.2, "linestyle": _DASHED, "label": "longest"}
+        axes.plot(longest.step, longest.mean, color=MUTED, **how)
         _shared_legend(figure, [axes])
         _log2(axes)
         _finish(axes, run.steps, "imagined steps")
     return figure
 
 
-def draw_horizons(axes: Axes, curves: Curves, colour: str, label: str) -> None:
-    """Median and quartiles of the rollouts' lengths; a rollout of no step counts as half of one."""
-    quartiles = [envelope(curves, f"horizon_p{percent}") for percent in (25, 50, 75)]
-    low, middle, high = (np.maximum(curve.mean, 0.5) for curve in quartiles)
-    axes.fill_between(quartiles[1].step, low, high, color=colour, alpha=0.2, linewidth=0)
-    axes.plot(quartiles[1].step, middle, color=colour, label=label)
-
-
 def uncertainty_figure(run: RunRecord) -> Figure | None:
     """Distribution of the posterior's uncertainty over the data, and where rollouts are cut."""
-    values, zeta = run.uncertainty, run.config["rollout"]["zeta"]
+    values, zeta = run.uncertainty, run.settings.get("rollout.zeta")
     if values is None or values[-1] <= 0:
         return None
     share = np.arange(1, len(values) + 1) / len(values)
@@ -158,30 +140,36 @@ def uncertainty_figure(run: RunRecord) -> Figure | None:
     return figure
 
 
+_LOSSES = {
+    "critic_loss": "Critic loss",
+    "squared_error": "Squared error of actions",
+    "actor_loss": "Actor loss",
+    "entropy": "Entropy of the policy",
+    "epsilon": "Share of random actions",
+}
+
+
+def losses(run: RunRecord) -> list[str]:
+    """What of the learner to show: its loss, and the entropy of its policy or how often it acts at
+    random."""
+    known = [name for name in _LOSSES if np.isfinite(run.train.get(name, np.empty(0))).any()]
+    return known[:1] + [name for name in ("entropy", "epsilon") if name in known[1:]][:1]
+
+
 def loss_figure(run: RunRecord) -> Figure:
-    """The learner's loss, and beside it the entropy of its policy or how often it explores."""
-    titles = {
-        "critic_loss": "Critic loss",
-        "squared_error": "Squared error of actions",
-        "actor_loss": "Actor loss",
-        "entropy": "Entropy of the policy",
-        "epsilon": "Share of random actions",
-    }
-    shown = [name for name in titles if np.isfinite(run.train.get(name, np.empty(0))).any()]
-    chosen = shown[:1] + [name for name in ("entropy", "epsilon") if name in shown[1:]][:1]
+    """A panel for each of `losses`."""
+    chosen = losses(run)
     with style.context(STYLE):
         figure = Figure(figsize=_SIZE)
-        panels = figure.subplots(1, max(len(chosen), 1), squeeze=False)[0]
-        for axes, name in zip(panels, chosen, strict=False):
+        panels = figure.subplots(1, len(chosen), squeeze=False)[0]
+        for axes, name in zip(panels, chosen, strict=True):
             curve = envelope(run.train, name)
-            axes.fill_between(
-                curve.step, curve.low, curve.high, color=PALETTE[0], alpha=0.2, linewidth=0
-            )
-            axes.plot(curve.step, curve.mean, color=PALETTE[0], linewidth=1.3)
+            band = (curve.low, curve.high)
+            _line(axes, curve.step, curve.mean, band, color=PALETTE[0], linewidth=1.3)
             if name in ("critic_loss", "squared_error") and np.all(curve.low > 0):
                 axes.set_yscale("log")
                 plain_decades(axes, "y")
-            axes.set_title(titles[name])
+            axes.set_title(_LOSSES[name])
             _finish(axes, run.steps, "", ticks=3)
     return figure
 
@@ -189,79 +177,81 @@ def loss_figure(run: RunRecord) -> Figure:
 # --- Many runs -----------------------------------------------------------------------------------
 
 
-Look = dict[str, Any]
+LineStyle = dict[str, Any]
 """Colour and line of a group, the same in every figure of a report."""
 
-LOOKS: tuple[Look, ...] = tuple(
+LINE_STYLES: tuple[LineStyle, ...] = tuple(
     {"color": colour, "linestyle": line} for line in _LINES for colour in PALETTE
 )
 
 
-def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """A look for each group, in order."""
-    return {label: LOOKS[number % len(LOOKS)] for number, label in enumerate(labels)}
+def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+    """A line style for each group, in order."""
+    return {label: LINE_STYLES[number % len(LINE_STYLES)] for number, label in enumerate(labels)}
 
 
 def curves_figure(
-    panels: Mapping[str, Mapping[str, Group]], of_groups: Mapping[str, Look]
+    panels: Mapping[str, Mapping[str, Group]], styles: Mapping[str, LineStyle]
 ) -> Figure:
-    """Learning curves: a panel per dataset, a line per value of a setting with its seeds' range."""
-    across = min(len(panels), 3)
+    """Learning curves: a panel per dataset, a line per group with its seeds' range. Groups are
+    named by what they are compared by, such as the value of a setting."""
+    across = min(len(panels), 3 if len(panels) < 7 else 5)
     down = -(-len(panels) // across)
     with style.context(STYLE):
-        width = _SIZE[0] if across == 1 else _WIDE
+        width = _SIZE[0] if across == 1 else _WIDE + 3 * (across > 3)
         figure = Figure(figsize=(width, (3.3 if across < 3 else 2.9) * down + 0.5))
         grid = figure.subplots(down, across, squeeze=False).ravel()
-        of_values = _looks_of_values(panels, of_groups)
+        of_values = _styles_of_values(panels, styles)
         for axes, (dataset, groups) in zip(grid, panels.items(), strict=False):
             runs = [run for group in groups.values() for run in group.runs]
-            first = spokesman(runs)
+            first = representative(runs)
             for label, group in groups.items():
                 _seeds_line(axes, group.runs, first.measure, label, of_values[label])
             _data_line(axes, first)
-            axes.set_title(dataset, parse_math=False)
-            _finish(axes, max(run.steps for run in runs), first.unit)
+            axes.set_title(dataset, parse_math=False, fontsize=11 if across < 4 else 9)
+            axes.margins(y=0.1)  # room for the label of the data's line
+            _finish(axes, max(run.steps for run in runs), first.unit, ticks=5 if across < 4 else 3)
         for axes in grid[len(panels) :]:
             axes.remove()
         _shared_legend(figure, list(grid[: len(panels)]))
     return figure
 
 
-def _looks_of_values(
-    panels: Mapping[str, Mapping[str, Group]], of_groups: Mapping[str, Look]
-) -> dict[str, Look]:
-    """Each value looks as its group does elsewhere; another look where two would be the same, as
-    where the main setting has another value on another dataset."""
-    chosen: dict[str, Look] = {}
+def _styles_of_values(
+    panels: Mapping[str, Mapping[str, Group]], styles: Mapping[str, LineStyle]
+) -> dict[str, LineStyle]:
+    """Each value is drawn as its group is elsewhere; in another style where two would be the same,
+    as where the main setting has another value on another dataset."""
+    chosen: dict[str, LineStyle] = {}
     for groups in panels.values():
         for value, group in groups.items():
-            wanted = [of_groups[group.label], *LOOKS]
-            free = (look for look in wanted if look not in chosen.values())
-            chosen.setdefault(value, next(free, LOOKS[0]))
+            wanted = [styles[group.label], *LINE_STYLES]
+            free = (one for one in wanted if one not in chosen.values())
+            chosen.setdefault(value, next(free, LINE_STYLES[0]))
     return chosen
 
 
-def overview_figure(
-    groups: Mapping[str, Sequence[RunRecord]], of_groups: Mapping[str, Look]
-) -> Figure:
-    """The paper's figure of what matters: score, Q on the data and horizons, a line per group."""
-    everyone = [run for runs in groups.values() for run in runs]
-    first = spokesman(everyone)
+def overview_figure(groups: Sequence[Group], styles: Mapping[str, LineStyle]) -> Figure:
+    """The paper's figure of what matters: score, Q on the data and horizons, a line per group, of
+    the first groups if there are many."""
+    groups = groups[:MOST_GROUPS]
+    everyone = [run for group in groups for run in group.runs]
+    first = representative(everyone)
     with style.context(STYLE):
         figure = Figure(figsize=(_WIDE, 3.5))
         score, value, horizon = figure.subplots(1, 3)
-        for label, runs in groups.items():
-            look = of_groups[label]
-            _seeds_line(score, runs, first.measure, label, look)
-            _seeds_line(value, runs, "q_data", label, look)
-            paid = look | {"linestyle": (0, (1.5, 1.5))}
-            _seeds_line(value, runs, "discounted_mean", "_", paid)
-            _seeds_horizons(horizon, runs, label, look)
+        for group in groups:
+            label, look = group.label, styles[group.label]
+            _seeds_line(score, group.runs, first.measure, label, look)
+            _seeds_line(value, group.runs, "q_data", label, look)
+            dotted = look | {"linestyle": (0, (1.5, 1.5))}
+            _seeds_line(value, group.runs, "discounted_mean", "_", dotted)
+            _seeds_horizons(horizon, group.runs, label, look)
         _data_line(score, first)
         steps = max(run.steps for run in everyone)
         for axes, title in (
             (score, "Score" if first.scored else "Return"),
-            (value, "Q on the data (dotted: paid)"),
+            (value, "Q on the data (dotted: return)"),
             (horizon, "Horizon: median, quartiles"),
         ):
             axes.set_title(title)
@@ -272,17 +262,14 @@ def overview_figure(
 
 
 def interval_figure(
-    groups: Mapping[str, tuple[float, float, float]],
-    of_groups: Mapping[str, Look],
-    unit: str,
-    title: str,
+    groups: Mapping[str, tuple[float, float, float]], styles: Mapping[str, LineStyle], unit: str
 ) -> Figure:
     """Interquartile means with their intervals, one below the other."""
     with style.context(STYLE):
         figure = Figure(figsize=(_WIDE, 0.9 + 0.3 * len(groups)))
         axes = figure.subplots()
         for place, (label, (middle, low, high)) in enumerate(groups.items()):
-            colour = of_groups[label]["color"]
+            colour = styles[label]["color"]
             axes.plot([low, high], [place, place], color=colour, linewidth=6, alpha=0.35)
             axes.plot(middle, place, "o", color=colour)
         axes.set_yticks(range(len(groups)), list(groups), parse_math=False)
@@ -291,7 +278,7 @@ def interval_figure(
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(unit)
-        axes.set_title(title)
+        axes.set_title("Interquartile mean, 95 % interval")
     return figure
 
 
@@ -355,24 +342,38 @@ def _single(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _seeds_line(axes: Axes, runs: Sequence[RunRecord], name: str, label: str, look: Look) -> None:
+def _line(
+    axes: Axes,
+    steps: Float[np.ndarray, " n"],
+    values: Float[np.ndarray, " n"],
+    band: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None,
+    **look: Any,
+) -> None:
+    """A line, with a band around it where one is given."""
+    if band is not None:
+        axes.fill_between(steps, *band, color=look["color"], alpha=0.17, linewidth=0)
+    axes.plot(steps, values, **look)
+
+
+def _seeds_line(
+    axes: Axes, runs: Sequence[RunRecord], name: str, label: str, look: LineStyle
+) -> None:
+    """The mean over seeds, and their range."""
     steps, values = shared_steps(runs, name)
-    if not len(steps):
-        return
-    axes.plot(steps, values.mean(axis=0), label=label, **look)
-    if len(values) > 1:
-        low, high = values.min(axis=0), values.max(axis=0)
-        axes.fill_between(steps, low, high, color=look["color"], alpha=0.14, linewidth=0)
+    if len(steps):
+        band = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else None
+        _line(axes, steps, values.mean(axis=0), band, label=label, **look)
 
 
-def _seeds_horizons(axes: Axes, runs: Sequence[RunRecord], label: str, look: Look) -> None:
-    """The mean over seeds of each quartile."""
-    quartiles = [shared_steps(runs, f"horizon_p{percent}") for percent in (25, 50, 75)]
-    if len(quartiles[1][0]):
-        low, middle, high = (np.maximum(values.mean(axis=0), 0.5) for _, values in quartiles)
-        steps = quartiles[1][0]
-        axes.fill_between(steps, low, high, color=look["color"], alpha=0.18, linewidth=0)
-        axes.plot(steps, middle, label=label, **look)
+def _seeds_horizons(axes: Axes, runs: Sequence[RunRecord], label: str, look: LineStyle) -> None:
+    """The mean over seeds of median and quartiles; a rollout of no step counts as half of one."""
+    steps, _ = shared_steps(runs, "horizon_p50")
+    if len(steps):
+        low, middle, high = (
+            np.maximum(shared_steps(runs, f"horizon_p{percent}")[1].mean(axis=0), 0.5)
+            for percent in (25, 50, 75)
+        )
+        _line(axes, steps, middle, (low, high), label=label, **look)
 
 
 def _data_line(axes: Axes, run: RunRecord) -> None:

@@ -23,6 +23,7 @@ Paths = Annotated[
 ]
 Names = Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME,...", help_behavior_hint="")]
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+Formula = Annotated[str | None, tyro.conf.arg(metavar="NAME|FORMULA", help_behavior_hint="")]
 Numbers = Annotated[str | None, tyro.conf.arg(metavar="X|X,X,...", help_behavior_hint="")]
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
@@ -32,9 +33,7 @@ def import_log(
     *,
     states: Names = None,
     actions: Names = None,
-    reward: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME|FORMULA", help_behavior_hint="")
-    ] = None,
+    reward: Formula = None,
     episode: Name = None,
     time: Name = None,
     terminal: Name = None,
@@ -63,8 +62,7 @@ def import_log(
         dry_run: Show what would be read and how, and write nothing.
         force: Overwrite what is there.
     """
-    from neubay.data.convert import parse_target, write
-    from neubay.data.dataset import Dataset
+    from neubay.data.convert import parse_target
     from neubay.data.files import refuse_existing
     from neubay.data.tables import open_table, steps_of
 
@@ -88,8 +86,16 @@ def import_log(
         gap=None if gap.lower() == "none" else _numbers("--gap", gap)[0],
         action_bounds=_bounds(action_low, action_high),
     )
+    _write(imported, Path(logs[0]).stem, target, dry_run=dry_run, force=force)
+
+
+def _write(imported: Any, name: str, target: str, *, dry_run: bool, force: bool) -> None:
+    """Show what was read, and write it as a dataset unless this is a dry run."""
+    from neubay.data.convert import write
+    from neubay.data.dataset import Dataset
+
     dataset = Dataset.from_arrays(
-        **imported.arrays, action_bounds=imported.action_bounds, name=Path(logs[0]).stem
+        **imported.arrays, action_bounds=imported.action_bounds, name=name
     )
     console = Console(highlight=False)
     _show(console, imported, dataset)

@@ -1,10 +1,11 @@
 """Configuration: presets are what they say, and what is wrong is explained."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from neubay.config import VARIANTS, Published, TrainConfig, preset, read_yaml, updated
+from neubay.config import VARIANTS, Published, Variant, preset, read_yaml, resolve, updated
 from neubay.errors import ConfigError
 
 
@@ -32,10 +33,27 @@ def test_cpu_preset_is_smaller_and_keeps_what_defines_the_method() -> None:
     assert cpu.agent.memory == "lru"
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", get_args(Variant))
 @pytest.mark.parametrize("size", ["paper", "cpu"])
 def test_every_relative_can_be_assembled(name: str, size: str) -> None:
-    assert isinstance(updated(preset(size), VARIANTS[name]), TrainConfig)
+    assert updated(preset(size), VARIANTS[name]) == resolve(None, size, name)
+    assert tuple(VARIANTS) == get_args(Variant)
+
+
+def test_settings_are_the_preset_then_the_variant_then_the_changes() -> None:
+    published = Published(kappa=0.8, encoder_lr=3e-7)
+    config = resolve(published, "paper", "mbpo", {"seed": 3, "agent": {"heads": 5}})
+    assert (config.seed, config.agent.heads) == (3, 5)  # changed
+    assert (config.rollout.horizon, config.agent.kappa) == (5, 0.05)  # the variant's
+    assert config.agent.encoder_lr == 3e-7  # the dataset's
+    assert resolve(published, "paper", "neubay", {}) == preset("paper", published)
+
+
+def test_what_settings_cannot_be_made_of_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown variant 'sarsa'; known: neubay, mbpo"):
+        resolve(None, "cpu", "sarsa")
+    with pytest.raises(ConfigError, match=r"^mine\.yaml: agent\.kappa 2: must be at most 1$"):
+        resolve(None, "cpu", "neubay", {"agent": {"kappa": 2}}, "mine.yaml")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "world, agent and evaluation in one call"),
     "ablate": ("ablate:ablate", "the paper's ablations as runs, and as tables of its form"),
     "report": ("report:report", "one page of runs, with figures and tables; the paper's tables"),
-    "watch": ("report:watch", "the page of a run on this machine, as the run goes on"),
+    "watch": ("report:watch", "the live page of a run on this machine"),
     "runs list": ("runs:list_runs", "the runs in a folder, their state and what they reached"),
     "runs show": ("runs:show", "one run: what was asked, how far it is, what it reached"),
     "runs rm": ("runs:remove", "remove runs, after asking"),
@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze compounding": ("analyze:compounding", "errors over long rollouts of recorded actions"),
     "analyze calibration": (
         "analyze:calibration",
-        "does uncertainty tell errors, are intervals honest",
+        "does uncertainty predict errors, are intervals honest",
     ),
     "analyze table": ("analyze:table", "tables in Markdown of what the analyses found"),
     "analyze runs": ("analyze:runs", "tables of training runs, and their horizons over zeta"),
@@ -64,7 +64,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: list[str] | None = None) -> NoReturn:
     """Entry point of the `neubay` command; always exits."""
     arguments = sys.argv[1:] if argv is None else argv
-    # A notebook-sized GPU preallocation surprises nobody who asked for it and everybody else.
+    # Without this, JAX takes most of a GPU's memory at once, also from other programs.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     errors = Console(stderr=True, highlight=False)
     try:
@@ -88,7 +88,8 @@ class _Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does: half-made files go, and it can say how to go on."""
+    """SIGTERM ends a command as Ctrl-C does: partial files are removed, and it can say how to
+    resume."""
 
     def end(signum: int, frame: FrameType | None) -> NoReturn:
         raise _Terminated

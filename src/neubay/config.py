@@ -279,9 +279,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-# What a benchmark changes in the published setting of locomotion. CartPole is not of the paper: the
-# data of a random policy ends a third of the way to the track's end, what lies beyond is uncertain,
-# and only rollouts that go on learn that the track ends. The pole does not feel where the cart is.
+# What a benchmark changes in the published setting of locomotion. CartPole is not in the paper. Its
+# random data stops a third of the way to the track's end and is uncertain beyond, so that only
+# rollouts without truncation reach the end of the track. The pole's motion does not depend on where
+# the cart is, so that they can be trusted there.
 _PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
     "locomotion": {},
     "other": {},
@@ -345,9 +346,9 @@ _CPU: dict[str, Any] = {
     "evaluation": {"evaluations": 10, "episodes": 20},
 }
 
-# What the three benchmarks of robots share in the reduced setting. Their returns are in the
-# hundreds: beyond an error of 1 the published loss counts a fall as much as any step, and only a
-# long training learns it nevertheless; docs/results/train.md.
+# What the three robot benchmarks share in the reduced setting. Their returns are in the hundreds:
+# with the published loss, linear beyond an error of 1, a fall weighs as little as any other step,
+# and only a long training learns to avoid it; docs/results/train.md.
 _CPU_ROBOT: dict[str, Any] = {
     "world": {"max_epochs": None, "max_steps": 11_700},  # 30 epochs of 100,000 transitions
     "agent": {

@@ -17,11 +17,11 @@ from neubay.commands.options import TrainSettings, parse, train_defaults
 from neubay.config import Published, TrainConfig, updated
 from neubay.data import convert
 from neubay.errors import TrainingError
+from neubay.published import Over
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
 from neubay.studies import ablations
-from neubay.studies.ablations import Over
 from neubay.tasks import get_task
 
 

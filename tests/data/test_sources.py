@@ -442,7 +442,7 @@ def test_minari_without_spaces_never_makes_the_environment_it_names(tmp_path: Pa
     (folder / "data" / "metadata.json").write_text(
         '{"env_spec": "{\\"id\\": \\"x-v0\\", \\"entry_point\\": \\"os:abort\\"}"}'
     )
-    with pytest.raises(DatasetError, match="does not tell the spaces"):
+    with pytest.raises(DatasetError, match="does not hold the spaces"):
         load(f"minari:{folder}")
 
 

@@ -10,9 +10,9 @@ from helpers.small_runs import swings, tiny
 from neubay import published, world
 from neubay.config import TrainConfig, preset, updated
 from neubay.errors import ConfigError
+from neubay.published import Over
 from neubay.runs.files import tree_hash
 from neubay.studies import ablations
-from neubay.studies.ablations import Over
 from neubay.tasks import get_task, published_settings
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -21,13 +21,12 @@ from neubay.commands.report import preset_of
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
 from neubay.errors import TrainingError
+from neubay.published import Over
 from neubay.runs.signals import deferred_signals, leave_if_asked
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
     from neubay.studies.ablations import Planned
-
-Over = Literal["zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class AblateFlags:
 
 
 def ablate(arguments: list[str]) -> int:
-    """Parse, lay out, run what is not finished, report."""
+    """Parse, plan, run what is not finished, report."""
     flags, named = parse(
         AblateFlags,
         Settings,

@@ -24,7 +24,7 @@ def _shown(metavar: str, help: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
 
 
-Source = Annotated[
+SourceArgument = Annotated[
     tyro.conf.Positional[str],
     _shown(
         "DATASET",
@@ -32,7 +32,7 @@ Source = Annotated[
         "downloaded dataset, or 'pendulum', the built-in one.",
     ),
 ]
-Target = Annotated[
+TargetArgument = Annotated[
     tyro.conf.Positional[str],
     _shown(
         "TARGET",
@@ -40,15 +40,15 @@ Target = Annotated[
         "path for a folder with a Minari dataset.",
     ),
 ]
-Environment = Annotated[
+TaskArgument = Annotated[
     tyro.conf.Positional[str], _shown("TASK", "A task such as 'pendulum' or 'd4rl/hopper'.")
 ]
-Downloadable = Annotated[
+NameArgument = Annotated[
     tyro.conf.Positional[str], _shown("NAME", "As in 'neubay data list': hopper-medium-v2.")
 ]
-TaskName = Annotated[str | None, _shown("NAME", "Task of the data, where its name does not say.")]
+TaskFlag = Annotated[str | None, _shown("NAME", "Task of the data, where its name does not say.")]
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-Count = Annotated[int | None, _shown("N")]
+CountFlag = Annotated[int | None, _shown("N")]
 
 
 def list_datasets(*, json: Switch = False) -> None:
@@ -68,9 +68,9 @@ def list_datasets(*, json: Switch = False) -> None:
 
 
 def info(
-    dataset: Source,
+    dataset: SourceArgument,
     *,
-    task: TaskName = None,
+    task: TaskFlag = None,
     png: Annotated[Path | None, _shown("FILE")] = None,
     json: Annotated[str | None, _shown("FILE")] = None,
 ) -> None:
@@ -97,7 +97,7 @@ def info(
 
 
 def validate(
-    dataset: Source, *, task: TaskName = None, strict: Switch = False, json: Switch = False
+    dataset: SourceArgument, *, task: TaskFlag = None, strict: Switch = False, json: Switch = False
 ) -> int:
     """Check a dataset; every finding names file, key, row, and what to do about it.
 
@@ -122,10 +122,10 @@ def validate(
 
 
 def convert(
-    source: Source,
-    target: Target,
+    source: SourceArgument,
+    target: TargetArgument,
     *,
-    task: TaskName = None,
+    task: TaskFlag = None,
     force: Switch = False,
 ) -> None:
     """Write any dataset as Minari or D4RL HDF5, loss-free: the result is read back and compared.
@@ -146,13 +146,13 @@ def convert(
 
 
 def collect(
-    task: Environment,
-    target: Target,
+    task: TaskArgument,
+    target: TargetArgument,
     *,
     behaviour: Literal["random", "sticky"] = "random",
     repeat: float = 0.8,
-    episodes: Count = None,
-    steps: Count = None,
+    episodes: CountFlag = None,
+    steps: CountFlag = None,
     seed: int = 0,
     force: Switch = False,
 ) -> None:
@@ -206,7 +206,7 @@ def collect(
 
 
 def download(
-    name: Downloadable,
+    name: NameArgument,
     *,
     mirror: Annotated[str | None, _shown("URL")] = None,
     out: Annotated[Path | None, _shown("DIR")] = None,

@@ -61,7 +61,7 @@ def show_summary(summary: "Summary") -> None:
 
 
 def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
-    """What is said of a dataset, line by line."""
+    """The lines of a summary: a label, and a text."""
     returns, endings, coverage = summary.returns, summary.endings, summary.coverage
     environment = f"environment {summary.environment}" if summary.environment else "no environment"
     yield "task", f"{summary.task}, {environment}, T = {summary.horizon:,}"

@@ -95,8 +95,8 @@ def _kind(path: Path) -> str:
 def damage_reported(path: Path, key: str | None = None) -> Iterator[None]:
     """What a library raises over a damaged file, as a `DatasetError`.
 
-    HDF5 and zip raise half a dozen unrelated types over damaged bytes, none of which tells more
-    than its text: only calls into them may stand inside this.
+    HDF5 and zip raise half a dozen unrelated types over damaged bytes, none of which says more
+    than its text: put only calls into them inside this block.
     """
     try:
         yield

@@ -7,6 +7,7 @@ import numpy as np
 from neubay.data.collect import StickyActions, collect
 from neubay.data.dataset import Dataset
 from neubay.data.files import cache_directory, written_whole
+from neubay.data.store import FIELDS
 from neubay.errors import NeubayError
 from neubay.tape import Tape
 from neubay.tasks import get_task
@@ -18,9 +19,8 @@ EPISODES = 100
 SEED = 0
 REPEAT = 0.8
 
-_FIELDS = ("state", "action", "reward", "terminated", "start", "real")
 _SOURCE = f"builtin:{PENDULUM}"
-# Part of the file's name: another recipe never meets the cache of this one.
+# Part of the file's name: another recipe never reads the cache of this one.
 _RECIPE = f"{PENDULUM}-sticky{REPEAT}-{EPISODES}episodes-seed{SEED}-1.npz"
 
 
@@ -29,7 +29,7 @@ def pendulum() -> Dataset:
 
     Held actions swing the pendulum through every angle, yet never keep it upright: the data is
     of low quality, but a world can be learnt from it. Made in seconds from a fixed seed, and
-    kept in the cache; a missing or damaged cache is made anew, an unwritable one is done without.
+    cached. A missing or damaged cache is rebuilt; an unwritable one is ignored.
     """
     path = cache_directory() / "builtin" / _RECIPE
     cached = _read(path)
@@ -57,7 +57,7 @@ def _read(path: Path) -> Dataset | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             recorded = str(file["hash"])
-            fields = [file[name] for name in _FIELDS]
+            fields = [file[name] for name in FIELDS]
     except Exception:  # whatever is wrong with the cache, its content can be made again
         return None
     for field in fields:
@@ -67,8 +67,8 @@ def _read(path: Path) -> Dataset | None:
 
 
 def _write(path: Path, dataset: Dataset) -> None:
-    """Keep the data for the next time; that it cannot be kept is no reason to fail."""
-    fields = {name: getattr(dataset.tape, name) for name in _FIELDS}
+    """Cache the data for the next time; failing to is no error."""
+    fields = {name: getattr(dataset.tape, name) for name in FIELDS}
     try:
         with written_whole(path, overwrite=True) as draft:
             np.savez(draft, hash=np.array(dataset.hash), **fields)

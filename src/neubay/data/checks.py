@@ -172,16 +172,16 @@ class Jumps:
     def findings(self) -> Iterator[Finding]:
         if self._rows.next_states is None or not self._tally.count:
             return
-        told = self._rows.timeouts is not None
+        has_timeouts = self._rows.timeouts is not None
         yield Finding(
-            "error" if told else "note",
+            "error" if has_timeouts else "note",
             self._rows.file,
             self._rows.next_states.key,
             self._tally.first,
             f"{self._tally} whose successor is not the next row's state, though no flag ends an "
             "episode there",
             "It is taken for the end of an episode; mark it as a timeout"
-            if told
+            if has_timeouts
             else "Each is taken for the end of an episode; store 'timeouts' to say so",
         )
 

@@ -29,7 +29,7 @@ _WAVE = 16
 
 @dataclass(frozen=True)
 class RandomActions:
-    """Every action is drawn anew, uniformly."""
+    """Every action is drawn uniformly and independently."""
 
     task: Task
     label = "random"
@@ -42,7 +42,7 @@ class RandomActions:
 
 @dataclass(frozen=True)
 class StickyActions:
-    """The last action is kept with probability `repeat`, else drawn anew, uniformly.
+    """The last action is repeated with probability `repeat`, else a new one is drawn uniformly.
 
     Held actions push a system further than white noise, which mostly cancels out: the data
     stays poor but covers more.

@@ -159,7 +159,7 @@ def download(
 
 @dataclass(frozen=True)
 class _Resumable:
-    """What a `.part` file is a part of; only the same thing is ever continued."""
+    """What a `.part` file is a part of; only the same file is ever resumed."""
 
     source: str
     validator: str | None
@@ -202,7 +202,7 @@ def _fetch(
 
 
 def _receive(source: str, part: Path, timeout: float, progress: Progress | None) -> None:
-    """One connection: continue `part` if the server agrees to, or begin anew."""
+    """One connection: resume `part` if the server agrees to, or start over."""
     known = _read_note(part)
     offset = _size(part) if known is not None and known.source == source else 0
     if known is not None and offset and offset == known.length:
@@ -326,7 +326,7 @@ def _read_note(part: Path) -> _Resumable | None:
     try:
         values = json.loads(_note_path(part).read_text(encoding="utf-8"))
         return _Resumable(**values) if part.exists() else None
-    except (OSError, ValueError, TypeError):  # absent or damaged: begin anew
+    except (OSError, ValueError, TypeError):  # absent or damaged: start over
         return None
 
 
@@ -402,7 +402,7 @@ def _check_sha256(digest: str, target: Path, expected: str | None) -> None:
 def _check_md5(path: Path, target: Path, file: RemoteFile) -> None:
     if file.md5 is None:
         return
-    # Tells damage and other versions, for which MD5 is good enough; it is what is published.
+    # MD5 is what is published, and enough to detect damage and other versions.
     with path.open("rb") as opened:
         digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if digest != file.md5:

@@ -1,4 +1,4 @@
-"""From rows to a tape: every value is checked, scaled and put into its place.
+"""From rows to a tape: every value is checked, scaled and written to its row.
 
 Where a source stores successors, an episode of L rows has L steps. Where it does not, the last
 row of an episode has no successor: it becomes the tape's s_L row, and its action, reward and
@@ -154,7 +154,7 @@ def _copier(
 
 
 def expected_rows(rows: Rows, flags: Flags) -> int:
-    """Rows of the tape, if the flags tell all ends."""
+    """Rows of the tape, if the flags mark all episode ends."""
     return len(rows) + (int(flags.ends.sum()) if rows.next_states is not None else 0)
 
 
@@ -264,7 +264,7 @@ def anonymous_task(rows: Rows, name: str, bounds: tuple[Bound, Bound] | None = N
 
     The bounds of its actions are those given, those stored with the data, or else [-1, 1].
 
-    Its horizon is none until the episodes are known: see `with_longest_episode`.
+    Its horizon is a placeholder until the episodes are known: see `with_longest_episode`.
     """
     actions = rows.recorded_actions if bounds is None else _box(rows, bounds)
     if actions is None:

@@ -56,7 +56,7 @@ class MinariSource:
     name: str
     """The id of the dataset."""
     task: Task
-    """What Minari itself tells: sizes, bounds, environment and reference scores."""
+    """From Minari's metadata: sizes, bounds, environment and reference scores."""
     horizon_known: bool
     recorded_task: str | None
     """The name of the task that was recorded with the data, where one was."""
@@ -67,7 +67,7 @@ class MinariSource:
     dataset: Any
 
     def tape(self, task: Task | None, memory_limit: int) -> tuple[Tape, Task]:
-        """The episodes as a tape of the task; none for the task that Minari tells."""
+        """The episodes as a tape of the task; none for the task of Minari's metadata."""
         chosen = self.task if task is None else task
         self._refuse_other_sizes(chosen)
         file = self.folder / "data" / "main_data.hdf5"
@@ -230,7 +230,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
         isinstance(metadata.get(key), str) for key in ("observation_space", "action_space")
     ):
         raise DatasetError(
-            f"{path}: does not tell the spaces of observations and actions. Record the dataset "
+            f"{path}: does not hold the spaces of observations and actions. Record the dataset "
             "again with a newer version of Minari."
         )
     return metadata

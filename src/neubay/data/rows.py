@@ -1,8 +1,8 @@
 """Flat rows, the form in which datasets are published, read block by block.
 
 Row i of a file holds s_i, a_i, r_{i+1} and the flags of that step; an episode is a run of rows.
-Nothing here needs a file to fit into memory, and nothing refuses odd values: `layout.py` does,
-`validate.py` reports them.
+Files need not fit into memory. Types, shapes, flags and episode ends are checked here; values are
+checked by `layout.py`, which refuses bad ones, and by `checks.py`, which reports them.
 """
 
 from collections.abc import Iterator
@@ -224,19 +224,19 @@ def refuse(found: list[Finding]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Flags:
-    """The flags of a source, and the ends of episodes as far as they tell."""
+    """The flags of a source, and the episode ends that they mark."""
 
     terminals: Bool[np.ndarray, " rows"]
     ends: Bool[np.ndarray, " rows"]
     horizon: int | None
-    """Where an episode ends at the latest: T if there are no timeouts to say so."""
+    """Where an episode ends at the latest: T where no timeouts are stored."""
 
 
 def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
     """Terminals and timeouts end an episode; timeouts alone where the task says so.
 
     Args:
-        horizon_known: false for a task that was made from the data, whose T is none yet.
+        horizon_known: false for a task made from the data, whose T is not known yet.
     """
     terminals = read_flag(rows, rows.terminals)
     ends = np.zeros(len(rows), dtype=bool) if task.split_by_timeouts_only else terminals.copy()
@@ -262,8 +262,8 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
                 "marks an end, but not whether the episode terminated or ran out of time",
                 "Name the task, whose horizon decides, or store 'terminals' and 'timeouts'",
             ).as_error()
-    told = timeouts is not None or rows.first_rows is not None
-    return Flags(terminals, ends, task.horizon if horizon_known and not told else None)
+    ends_known = timeouts is not None or rows.first_rows is not None
+    return Flags(terminals, ends, task.horizon if horizon_known and not ends_known else None)
 
 
 def read_flag(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:

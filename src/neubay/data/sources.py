@@ -1,4 +1,4 @@
-"""Sources: from what a user writes to a dataset.
+"""Sources: from a path or name that a user gives to a dataset.
 
     d4rl:PATH or d4rl:NAME    D4RL HDF5, by path or from the download cache
     minari:ID or minari:DIR   a Minari dataset
@@ -7,7 +7,7 @@
     builtin:pendulum          the built-in dataset
     PATH                      any of the files and folders above
 
-What a file holds is told by the names of its arrays, not by its prefix or its ending.
+What a file holds is decided by the names of its arrays, not by its prefix or its suffix.
 """
 
 import difflib
@@ -125,7 +125,7 @@ def open_source(place: Place, task: Task | str | None = None) -> Iterator[Source
 
 
 def locate(spec: str) -> Place:
-    """Find out what a user means."""
+    """Find the data that a user's path or name means."""
     scheme, colon, rest = spec.partition(":")
     if colon and scheme in SCHEMES:
         if not rest:
@@ -189,19 +189,19 @@ def identity(
     name: str, recorded: str | None, wanted: Task | None
 ) -> tuple[Task | None, str | None]:
     """The task of a dataset, and the name of the paper's dataset that it is."""
-    told, published = identify(name)
+    named, published = identify(name)
     if wanted is not None:
-        return wanted, published if told is not None and told.name == wanted.name else None
+        return wanted, published if named is not None and named.name == wanted.name else None
     if recorded is not None:
         try:
-            return get_task(recorded), published if told and told.name == recorded else None
+            return get_task(recorded), published if named and named.name == recorded else None
         except TaskError:  # recorded where a task was registered that is not here
             pass
-    return told, published
+    return named, published
 
 
 def _origin(path: Path) -> dict[str, Any]:
-    """What tells one state of a file from another."""
+    """What distinguishes one state of a file from another."""
     status = path.stat()
     return {
         "path": str(path.resolve()),

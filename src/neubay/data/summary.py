@@ -148,7 +148,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Category:
+class Grouping:
     """The paper's grouping, and how it was decided."""
 
     name: Quality
@@ -177,7 +177,7 @@ class Summary:
     endings: Endings
     returns: Returns
     score: Score
-    category: Category
+    category: Grouping
     coverage: Coverage
 
     def record(self) -> dict[str, Any]:
@@ -248,24 +248,24 @@ def _score(dataset: Dataset, evaluated: Float[np.ndarray, " episodes"]) -> Score
     return Score(float(scores.mean()), dataset.task.reference.source, None)
 
 
-def _category(dataset: Dataset, evaluated: Float[np.ndarray, " episodes"]) -> Category:
+def _category(dataset: Dataset, evaluated: Float[np.ndarray, " episodes"]) -> Grouping:
     """The paper's word for its own datasets; for others only what its argument carries over.
 
     The paper calls Adroit and AntMaze data of low quality where the mean score is below 10.
     Weighted by transitions: an agent that fails early fills few rows with many episodes.
     """
     if dataset.published is not None and (known := category(dataset.published)) is not None:
-        return Category(known, f"the paper's grouping of {dataset.published}")
+        return Grouping(known, f"the paper's grouping of {dataset.published}")
     scores = dataset.task.score(evaluated)
     if scores is not None:
         mean = float(np.average(scores, weights=dataset.bounds[1]))
         if mean < _LOW_SCORE:
-            return Category(
+            return Grouping(
                 "low-quality",
                 f"a rule of thumb, not the paper's word: the mean score over transitions is "
                 f"{mean:.1f}, below {_LOW_SCORE:g}",
             )
-    return Category("unknown", "the paper groups its own 33 datasets only")
+    return Grouping("unknown", "the paper groups its own 33 datasets only")
 
 
 def _coverage(dataset: Dataset) -> Coverage:

@@ -19,15 +19,15 @@ in one folder they share its runs. Runs that need the same world find it in the 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from neubay import published, world
 from neubay.config import TrainConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
+from neubay.published import Over
 from neubay.tasks import Task
 
-Over = Literal["zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm"]
 Changes = Iterator[tuple[str, dict[str, Any]]]
 """Names of arms, and what they change in the main setting."""
 

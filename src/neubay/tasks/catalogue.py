@@ -106,8 +106,10 @@ def task_from_env(
 
 # ---------------------------------------------------------------------------- the paper's tasks
 
-Returns = tuple[float, float]
-"""Of a random and of an expert policy; they normalise scores."""
+RandomExpert = tuple[float, float]
+"""Mean returns of a random and of an expert policy, which normalise scores."""
+RuleAt = Callable[[int], Termination]
+"""A rule for states whose height z is at an index."""
 
 
 def _settings(task: str) -> dict[str, Published]:
@@ -130,7 +132,9 @@ def _settings(task: str) -> dict[str, Published]:
 
 
 # body -> states, actions, rule, random and expert return of D4RL, of NeoRL
-_BODIES: dict[str, tuple[int, int, Callable[[int], Termination] | None, Returns, Returns]] = {
+_BODIES: dict[
+    str, tuple[int, int, Callable[[int], Termination] | None, RandomExpert, RandomExpert]
+] = {
     "HalfCheetah": (17, 6, None, (-280.178953, 12135.0), (-298.0, 12284.0)),
     "Hopper": (11, 3, rules.hopper_falls, (-20.272305, 3234.3), (5.0, 3294.0)),
     "Walker2d": (17, 6, rules.walker_falls, (1.629008, 4592.3), (1.0, 5143.0)),
@@ -188,7 +192,7 @@ def _locomotion() -> Iterator[Task]:
 
 
 # body -> states, actions, T, random and expert return
-_HANDS: dict[str, tuple[int, int, int, Returns]] = {
+_HANDS: dict[str, tuple[int, int, int, RandomExpert]] = {
     "pen": (45, 24, 100, (96.262799, 3076.8331017826877)),
     "door": (39, 28, 200, (-56.512833, 2880.5693087298737)),
     "hammer": (46, 26, 200, (-274.856578, 12794.134825156867)),

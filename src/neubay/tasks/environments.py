@@ -77,7 +77,7 @@ def _expected_warnings_silenced() -> Iterator[None]:
 
 @contextmanager
 def _advice_of_robotics_silenced() -> Iterator[None]:
-    """On import Gymnasium-Robotics tells users of the hand to take another release, for rewards
+    """On import Gymnasium-Robotics advises users of the hand to use another release, for rewards
     that have changed. Ours are stated in full, in this file."""
     said = io.StringIO()
     try:
@@ -344,9 +344,9 @@ class AntMaze(AntEnv):
 class Bandit(gymnasium.Env[Any, Any]):
     """The paper's sequential bandit: arm 0 pays 1 with probability 0.5, arm 1 with p1.
 
-    Without a `p1` of its own an environment is, episode by episode, one of the paper's test
-    bandits, told by the seed of the reset: equally many of each over consecutive seeds. There is
-    no state: the observation is a constant zero.
+    Unless `p1` is given, each episode is one of the paper's test bandits, chosen by the seed of
+    the reset: consecutive seeds give equally many of each. There is no state: the observation is
+    a constant zero.
     """
 
     P0 = 0.5

@@ -65,7 +65,7 @@ def pen_drops(next_state: Float[Array, "*batch s"]) -> Bool[Array, "*batch"]:
 def ant_arrives(goal: tuple[float, float]) -> Termination:
     """Within 0.25 of the mean evaluation goal: the published rule of imagined rollouts.
 
-    The environment draws its goal anew each episode and counts success from 0.5.
+    The environment draws a new goal each episode and counts success within 0.5 of it.
     """
 
     @OfNextState

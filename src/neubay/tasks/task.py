@@ -124,7 +124,7 @@ class Task:
     reward_shift: float = 0.0
     """Added to every reward of data, imagination and environment; scores add it back."""
     reference: Reference | None = None
-    """None where the normalisation is unknown: raw returns are reported, and that is said."""
+    """None where the normalisation is unknown: raw returns are reported, and labelled as such."""
     published: dict[str, Published] = field(default_factory=dict)
     """The paper's datasets of this family and its settings for them."""
     benchmark: Benchmark = "other"

@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float
 
 from neubay import __version__
 from neubay import tape as tapes
-from neubay.data import load
 from neubay.data.archives import ACTION_COUNT, ACTION_HIGH, ACTION_LOW
 from neubay.data.dataset import Dataset
 from neubay.data.files import refuse_existing, written_whole
+from neubay.data.sources import load
 from neubay.errors import DatasetError
 from neubay.tape import Tape
 from neubay.tasks import DiscreteActions, Task

@@ -53,6 +53,7 @@ def q_values(network: dqn.QNetwork, tape: Tape) -> np.ndarray:
     return np.stack(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalised", [False, True])
 def test_the_loss_is_its_slow_restatement(penalised: bool) -> None:
     tape = random_tape(1, penalised=penalised)
@@ -124,6 +125,7 @@ def test_updates_of_many_tapes_are_updates_one_by_one() -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(-3, 3, width=32), min_size=8, max_size=8), st.floats(-5, 5, width=32))
 def test_dueling_identity(features: list[float], shift: float) -> None:

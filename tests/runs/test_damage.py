@@ -95,6 +95,7 @@ def _resumes_from_the_one_before(
     assert saved(both) == before
 
 
+@pytest.mark.slow
 @pytest.mark.faults("checkpoint of a world truncated at every 4 KB, bits flipped")
 def test_a_damaged_checkpoint_of_a_world(data: Dataset, tmp_path: Path, tally: Tally) -> None:
     config, place = tiny(world={"max_epochs": 6, "width": 32}).world, tmp_path / "world"

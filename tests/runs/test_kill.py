@@ -14,6 +14,7 @@ from helpers.faults import TESTS, Tally, compiled_once
 from helpers.small_runs import outcome
 
 
+@pytest.mark.slow
 @pytest.mark.faults("kill -9 in every phase and at random moments")
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_ends_as_if_it_never_had_been(tmp_path: Path, tally: Tally) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.faults import Tally, before, compiled_once, stop_at, train
+from helpers.faults import Tally, before, stop_at, train
 from helpers.small_runs import outcome, tiny
 from neubay import cli, experiment, world
 from neubay.config import TrainConfig
@@ -71,12 +71,13 @@ def test_signals_outside_of_the_steps_are_answered_too(
     tally(4, "the step finished, all saved; resumed bit for bit, nothing trained twice")
 
 
+@pytest.mark.slow
 @pytest.mark.faults("SIGTERM to a real command")
 def test_a_command_that_is_terminated_says_how_to_resume_and_does(
     tmp_path: Path, tally: Tally
 ) -> None:
     (tmp_path / "tiny.yaml").write_text(json.dumps(tiny(agent={"steps": 1000}).model_dump()))
-    environment = os.environ | compiled_once(tmp_path) | {"NEUBAY_CACHE": str(tmp_path / "cache")}
+    environment = os.environ | {"NEUBAY_CACHE": str(tmp_path / "cache")}
 
     def start(arguments: list[str]) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", "from neubay.cli import main; main()", *arguments]

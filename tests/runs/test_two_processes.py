@@ -32,6 +32,7 @@ def test_a_second_process_is_refused_and_told_of_the_first(
     tally(2, "the second is refused and told who holds it; free again when the first was killed")
 
 
+@pytest.mark.slow
 @pytest.mark.faults("two processes that train one world")
 def test_a_world_in_training_is_waited_for(data: Dataset, tmp_path: Path, tally: Tally) -> None:
     told: list[str] = []

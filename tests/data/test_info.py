@@ -13,6 +13,7 @@ from neubay.data import Dataset, load
 from neubay.data.summary import Histogram, Summary, summarise, text_histogram
 from neubay.errors import NeubayError
 from neubay.report.parts import figures
+from neubay.report.studies.data_figures import dataset_figure
 from neubay.tasks import ContinuousActions, DiscreteActions, Reference, Task
 
 TASK = Task(
@@ -229,7 +230,7 @@ def test_discrete_actions_are_reported_as_shares() -> None:
 def test_a_single_transition_can_be_summarised() -> None:
     summary = summarise(dataset([1], [True]))
     assert summary.transitions == 1 and summary.returns.whole.std == 0
-    figures.dataset_figure(summary.record())
+    dataset_figure(summary.record())
 
 
 # --- text and figure -----------------------------------------------------------------------
@@ -261,7 +262,7 @@ def test_the_figure_is_drawn_from_the_json_record(tmp_path: Path, kind: str, suf
     summary = summarise(dataset([5, 3, 4], [False, True, False], task=task, actions=actions))
     record = json.loads(json.dumps(summary.record(), allow_nan=False))
     path = tmp_path / "ein Bild" / f"données{suffix}"
-    figures.save(figures.dataset_figure(record), path)
+    figures.save(dataset_figure(record), path)
     beginnings = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
     assert path.read_bytes().startswith(beginnings[suffix])
 
@@ -269,11 +270,11 @@ def test_the_figure_is_drawn_from_the_json_record(tmp_path: Path, kind: str, suf
 @pytest.mark.parametrize("name", ["money$$ and \\frac{", "数据", "a" * 300, ""])
 def test_any_name_can_be_drawn(tmp_path: Path, name: str) -> None:
     record = summarise(dataset([5, 4], [False, True])).record() | {"name": name}
-    figures.save(figures.dataset_figure(record), tmp_path / "figure.png")
+    figures.save(dataset_figure(record), tmp_path / "figure.png")
 
 
 def test_a_figure_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    figure = figures.dataset_figure(summarise(dataset([5], [False])).record())
+    figure = dataset_figure(summarise(dataset([5], [False])).record())
     with pytest.raises(NeubayError, match=r"is a \.png, \.pdf or \.svg file"):
         figures.save(figure, tmp_path / "figure.exe")
     (tmp_path / "file").write_text("in the way")

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -25,6 +27,8 @@ from neubay.report.runs import figures, page, records, reel, serve, sweeps
 from neubay.report.runs.findings import findings
 from neubay.report.runs.groups import Group, arrange, labels
 from neubay.runs.locks import locked
+
+SOURCE = Path(page.__file__).parents[3]
 
 
 class Parsed(HTMLParser):
@@ -75,6 +79,21 @@ def check_page(text: str, scripts: int = 0) -> Parsed:
     levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch(r"h[1-6]", tag)]
     assert all(after - before <= 1 for before, after in pairwise(levels))
     return parsed
+
+
+# ------------------------------------------------------------------------------------- imports
+
+
+def test_reports_need_no_jax() -> None:
+    """Looking at runs does not wait for it; `jaxtyping` is imported without it."""
+    names = [
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for path in (SOURCE / "neubay" / "report").rglob("*.py")
+    ]
+    assert len(names) > 15
+    imports = "; ".join(f"import {name.removesuffix('.__init__')}" for name in names)
+    code = f"import sys; {imports}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 # ------------------------------------------------------------------------------------- reading

@@ -92,8 +92,9 @@ def info(
             write_json(Path(json), summary.record())
     if png is not None:
         from neubay.report.parts import figures
+        from neubay.report.studies.data_figures import dataset_figure
 
-        figures.save(figures.dataset_figure(summary.record()), png)
+        figures.save(dataset_figure(summary.record()), png)
 
 
 def validate(

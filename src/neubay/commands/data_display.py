@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from neubay.report.parts.numbers import number
+
 if TYPE_CHECKING:
     from neubay.data.findings import Finding
     from neubay.data.summary import Coverage, Spread, Summary
@@ -150,9 +152,7 @@ def _mean(spread: "Spread") -> str:
 
 
 def _number(value: float) -> str:
-    if value == round(value):
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3g}"
+    return f"{value:,.0f}" if value == round(value) else number(value)
 
 
 def show_findings(dataset: str, findings: "list[Finding]") -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from neubay.errors import RunError
+from neubay.report.parts.numbers import number
 from neubay.runs import rundir
 from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import read_json
@@ -50,17 +51,15 @@ def _row(run: Run) -> list[str]:
         escape(str(run.about.get("variant", ""))),
         str(config.get("seed", "")),
         steps,
-        _number(summary.get("return_mean")),
-        _number(summary.get("score")),
+        *(
+            number(value) if is_number(value := summary.get(name)) else ""
+            for name in ("return_mean", "score")
+        ),
     ]
 
 
 def _whole(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ""
-
-
-def _number(value: Any) -> str:
-    return f"{value:.1f}" if is_number(value) else ""
 
 
 def show(directory: tyro.conf.Positional[Path]) -> None:

@@ -7,10 +7,11 @@ cell apart: bold for the best, marked for what is not significantly worse, shade
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from neubay.report.parts.statistics import Sample
 
@@ -123,9 +124,10 @@ def markdown(grid: Grid) -> str:
     return f"### {_markdown_text(grid.title)}\n\n{_pipes(lines)}\n\n{_markdown_text(grid.note)}\n"
 
 
-def plain_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already."""
-    return _pipes([head, ["---"] * len(head), *rows])
+def columns_markdown(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> str:
+    """A table from what each column says of a row, in Markdown."""
+    lines = [[cell(row) for cell in columns.values()] for row in rows]
+    return _pipes([list(columns), ["---"] * len(columns), *lines])
 
 
 def _pipes(lines: Sequence[Sequence[str]]) -> str:

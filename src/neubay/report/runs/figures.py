@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from neubay.report.parts.figures import COLOURS, FAINT, INK, MUTED, STYLE, plain_decades, thousands
+from neubay.report.parts.figures import (
+    COLOURS,
+    FAINT,
+    INK,
+    MUTED,
+    STYLE,
+    plain_decades,
+    thousands,
+    write_at,
+)
 from neubay.report.runs.groups import Group, representative
 from neubay.report.runs.records import Curves, RunRecord
 
@@ -65,7 +74,8 @@ def score_figure(run: RunRecord) -> Figure:
         band = None if spread is None else (column - spread, column + spread)
         _line(axes, steps, column, band, color=PALETTE[0], marker="o", markersize=4)
         _data_line(axes, run)
-        _end_label(axes, steps, column, PALETTE[0])
+        how: dict[str, Any] = {"ha": "right", "fontweight": "bold", "color": PALETTE[0]}
+        write_at(axes, f"{column[-1]:,.1f}", (steps[-1], column[-1]), (0, 7), **how)
         _finish(axes, run.steps, "mean" if spread is None else "mean ± std over episodes")
     return figure
 
@@ -109,14 +119,9 @@ def uncertainty_figure(run: RunRecord) -> Figure | None:
     if values is None or values[-1] <= 0:
         return None
     share = np.arange(1, len(values) + 1) / len(values)
-    shown = np.unique(
-        np.concatenate(
-            [  # both tails in full, the middle thinned
-                np.linspace(0, len(values) - 1, _BUCKETS).astype(int),
-                len(values) - np.unique(np.geomspace(1, len(values), _BUCKETS).astype(int)),
-            ]
-        )
-    )
+    middle = np.linspace(0, len(values) - 1, _BUCKETS).astype(int)
+    tail = len(values) - np.geomspace(1, len(values), _BUCKETS).astype(int)  # in full
+    shown = np.unique([*middle, *tail])
     with style.context(STYLE):
         figure, axes = _single("Uncertainty over the data")
         axes.plot(values[shown], share[shown], color=PALETTE[0])
@@ -124,15 +129,8 @@ def uncertainty_figure(run: RunRecord) -> Figure | None:
         if zeta is not None:
             cut = float(np.quantile(values, zeta))
             axes.axvline(cut, color=PALETTE[3], linewidth=1.4)
-            axes.annotate(
-                f"U(ζ = {zeta:g}) = {cut:.3g}",
-                (cut, 0.06),
-                xycoords=("data", "axes fraction"),
-                xytext=(-6, 0),
-                textcoords="offset points",
-                ha="right",
-                color=PALETTE[3],
-            )
+            label, place = f"U(ζ = {zeta:g}) = {cut:.3g}", ("data", "axes fraction")
+            write_at(axes, label, (cut, 0.06), (-6, 0), place, ha="right", color=PALETTE[3])
         axes.set_ylim(0, 1.02)
         plain_decades(axes, "x")
         axes.set_xlabel("U(s, a), in standard deviations of the data")
@@ -378,34 +376,10 @@ def _seeds_horizons(axes: Axes, runs: Sequence[RunRecord], label: str, look: Lin
 
 def _data_line(axes: Axes, run: RunRecord) -> None:
     level = run.data_result
-    if level is None:
-        return
-    axes.axhline(level, color=INK, linewidth=1.1, linestyle=_DASHED)
-    axes.annotate(
-        f"the data: {level:,.1f}",
-        (0.99, level),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-    )
-
-
-def _end_label(
-    axes: Axes, steps: Float[np.ndarray, " n"], values: Float[np.ndarray, " n"], colour: str
-) -> None:
-    if len(values):
-        axes.annotate(
-            f"{values[-1]:,.1f}",
-            (steps[-1], values[-1]),
-            xytext=(0, 7),
-            textcoords="offset points",
-            ha="right",
-            fontweight="bold",
-            color=colour,
-        )
+    if level is not None:
+        axes.axhline(level, color=INK, linewidth=1.1, linestyle=_DASHED)
+        place, how = ("axes fraction", "data"), {"ha": "right", "va": "bottom", "fontsize": 8.5}
+        write_at(axes, f"the data: {level:,.1f}", (0.99, level), (0, 3), place, **how)
 
 
 def _finish(axes: Axes, steps: int, label: str, ticks: int = 5) -> None:

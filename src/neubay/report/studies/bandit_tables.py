@@ -1,11 +1,11 @@
 """Tables in Markdown of what `neubay bandit` found, from its summaries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from neubay.report.parts.tables import plain_markdown
+from neubay.report.parts.tables import columns_markdown
 
 Summary = dict[str, Any]
 
@@ -29,73 +29,66 @@ def tables(summaries: Sequence[Summary]) -> str:
 
 def uncertainty_table(summaries: Sequence[Summary]) -> str:
     """The ensemble's opinion of the two arms."""
-    rows = [
-        [
-            str(summary["seed"]),
-            f"{summary['data_mean_reward']:.3f}",
-            *(f"{np.mean(summary['ensemble_means'], axis=0)[arm]:.3f}" for arm in (0, 1)),
-            *(f"{summary['uncertainty'][arm]:.4f}" for arm in ("0", "1")),
-            f"{summary['uncertainty_ratio']:.1f}",
-        ]
-        for summary in summaries
-    ]
-    head = ["seed", "mean reward of the data", "mean p0", "mean p1", "U(0)", "U(1)", "U(1) / U(0)"]
-    return plain_markdown(head, rows)
+
+    def mean(arm: int) -> Callable[[Summary], str]:
+        return lambda summary: f"{np.mean(summary['ensemble_means'], axis=0)[arm]:.3f}"
+
+    columns: dict[str, Callable[[Summary], str]] = {
+        "seed": lambda summary: str(summary["seed"]),
+        "mean reward of the data": lambda summary: f"{summary['data_mean_reward']:.3f}",
+        "mean p0": mean(0),
+        "mean p1": mean(1),
+        "U(0)": lambda summary: f"{summary['uncertainty']['0']:.4f}",
+        "U(1)": lambda summary: f"{summary['uncertainty']['1']:.4f}",
+        "U(1) / U(0)": lambda summary: f"{summary['uncertainty_ratio']:.1f}",
+    }
+    return columns_markdown(columns, summaries)
 
 
 def returns_table(summaries: Sequence[Summary]) -> str:
     """Mean return per pull of every agent in every test bandit, the exact optimum beside it."""
-    bandits = [f"{p1:g}" for p1 in summaries[0]["test_p1"]]
-    rows = []
-    for name in summaries[0]["agents"]:
-        for summary in summaries:
-            agent = summary["agents"][name]
-            cells = [
-                f"{agent['bandits'][p1]['mean_return']:.3f} "
-                f"({agent['bandits'][p1]['optimal_return']:.3f})"
-                for p1 in bandits
-            ]
-            posterior = agent["posterior"]
-            cells.append(f"{posterior['mean_return']:.3f} ({posterior['optimal_return']:.3f})")
-            rows.append([name, str(summary["seed"]), *cells])
-    head = ["lambda", "seed", *(f"p1 = {p1}" for p1 in bandits), "under the posterior"]
-    return plain_markdown(head, rows)
+
+    def cell(found: Summary) -> str:
+        return f"{found['mean_return']:.3f} ({found['optimal_return']:.3f})"
+
+    rows = [(name, summary) for name in summaries[0]["agents"] for summary in summaries]
+    columns: dict[str, Callable[[Any], str]] = {
+        "lambda": lambda row: row[0],
+        "seed": lambda row: str(row[1]["seed"]),
+    }
+
+    def in_bandit(p1: str) -> Callable[[Any], str]:
+        return lambda row: cell(row[1]["agents"][row[0]]["bandits"][p1])
+
+    columns |= {f"p1 = {p1:g}": in_bandit(f"{p1:g}") for p1 in summaries[0]["test_p1"]}
+    columns["under the posterior"] = lambda row: cell(row[1]["agents"][row[0]]["posterior"])
+    return columns_markdown(columns, rows)
 
 
 def claims_table(summaries: Sequence[Summary]) -> str:
     """What Section 3 says, and whether each seed shows it."""
-    rows = [
-        _claim(
-            f"U(1) / U(0) at least {LEAST_RATIO:g}",
-            [summary["uncertainty_ratio"] for summary in summaries],
-            [summary["uncertainty_ratio"] >= LEAST_RATIO for summary in summaries],
-        )
-    ]
+    ratios = [summary["uncertainty_ratio"] for summary in summaries]
+    claims = [(f"U(1) / U(0) at least {LEAST_RATIO:g}", ratios, [r >= LEAST_RATIO for r in ratios])]
     for p1, least in CLAIMS.items():
         values = [summary["mean_return"]["0"][p1] for summary in summaries]
-        rows.append(
-            _claim(
-                f"lambda = 0, p1 = {p1}: at least {least:g}",
-                values,
-                [value >= least for value in values],
-            )
-        )
+        holds = [value >= least for value in values]
+        claims.append((f"lambda = 0, p1 = {p1}: at least {least:g}", values, holds))
     heaviest = list(summaries[0]["mean_return"])[-1]
     furthest = [
         max(summary["mean_return"][heaviest].values(), key=lambda value: abs(value - 0.5))
         for summary in summaries
     ]
-    rows.append(
-        _claim(
-            f"lambda = {heaviest}: 0.5 everywhere (furthest of the five)",
-            furthest,
-            [abs(value - 0.5) <= STAYS for value in furthest],
-        )
-    )
-    seeds = [f"seed {summary['seed']}" for summary in summaries]
-    return plain_markdown(["what must show", *seeds, "holds"], rows)
+    text = f"lambda = {heaviest}: 0.5 everywhere (furthest of the five)"
+    claims.append((text, furthest, [abs(value - 0.5) <= STAYS for value in furthest]))
+    columns: dict[str, Callable[[Any], str]] = {"what must show": lambda claim: claim[0]}
+
+    def of_seed(place: int) -> Callable[[Any], str]:
+        return lambda claim: f"{claim[1][place]:.3f}"
+
+    columns |= {f"seed {each['seed']}": of_seed(place) for place, each in enumerate(summaries)}
+    columns["holds"] = lambda claim: _verdict(claim[2])
+    return columns_markdown(columns, claims)
 
 
-def _claim(text: str, values: list[float], holds: list[bool]) -> list[str]:
-    verdict = "yes" if all(holds) else f"{sum(holds)} of {len(holds)}"
-    return [text, *(f"{value:.3f}" for value in values), verdict]
+def _verdict(holds: list[bool]) -> str:
+    return "yes" if all(holds) else f"{sum(holds)} of {len(holds)}"

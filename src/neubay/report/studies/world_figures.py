@@ -14,7 +14,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from neubay.report.parts.figures import COLOURS, FAINT, INK, MUTED, STYLE, decade, plain_decades
+from neubay.report.parts.figures import (
+    COLOURS,
+    FAINT,
+    INK,
+    MUTED,
+    STYLE,
+    decade,
+    plain_decades,
+    write_at,
+)
 
 _STYLE = {**STYLE, "axes.grid.axis": "both", "axes.titlelocation": "center"}
 _PALETTE = list(COLOURS.values())
@@ -123,15 +132,9 @@ def _draw_errors(axes: Axes, result: Mapping[str, Any], labels: Sequence[tuple[s
             axes.text(0.04, 0.95, text, transform=axes.transAxes, va="top", color=colour)
     _logarithmic(axes, bands)
     _spread_line(axes, result["spread"])
-    axes.annotate(
-        "two random states",
-        (0.03, result["spread"]),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 2),
-        textcoords="offset points",
-        color=MUTED,
-        fontsize=8,
-    )
+    place = ("axes fraction", "data")
+    small: dict[str, Any] = {"color": MUTED, "fontsize": 8}
+    write_at(axes, "two random states", (0.03, result["spread"]), (0, 2), place, **small)
     _step_axis(axes, result["longest"])
 
 
@@ -247,15 +250,9 @@ def _mark_thresholds(axes: Axes, separations: Sequence[Mapping[str, Any]], edge:
         labelled.append((x, y, label))
     for x, y, label in labelled:
         low, right = y < 0.1, x > 0.2  # keep clear of the axis below and of the edge
-        axes.annotate(
-            label,
-            (x, y),
-            xytext=(-6 if right else 6, 5 if low else -4),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="bottom" if low else "top",
-            fontsize=8,
-        )
+        sides = {"ha": "right" if right else "left", "va": "bottom" if low else "top"}
+        offset = (-6 if right else 6, 5 if low else -4)
+        write_at(axes, label, (x, y), offset, fontsize=8, **sides)
 
 
 def _draw_coverage(axes: Axes, intervals: Sequence[Mapping[str, Any]], colour: str) -> None:
@@ -273,16 +270,9 @@ def _draw_coverage(axes: Axes, intervals: Sequence[Mapping[str, Any]], colour: s
 
 
 def _draw_held_out(axes: Axes, intervals: Sequence[Mapping[str, Any]]) -> None:
-    axes.plot(
-        [interval["nominal"] for interval in intervals],
-        [interval["mixture"] for interval in intervals],
-        linestyle="none",
-        marker="D",
-        markersize=8,
-        markerfacecolor="none",
-        markeredgecolor=INK,
-        label="together, held-out rows",
-    )
+    nominal, share = ([interval[key] for interval in intervals] for key in ("nominal", "mixture"))
+    how: dict[str, Any] = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK}
+    axes.plot(nominal, share, "D", label="together, held-out rows", **how)
 
 
 # --- Parts of panels -----------------------------------------------------------------------------
@@ -296,19 +286,9 @@ def _panels(rows: int, columns: int, title: str) -> tuple[Figure, Any]:
 
 def _name_row(axes: Axes, name: str, label: str) -> None:
     axes.set_ylabel(label)
-    axes.annotate(
-        _in_two_lines(name),
-        (0, 0.5),
-        xycoords=axes.yaxis.label,
-        xytext=(-8, 0),
-        textcoords="offset points",
-        rotation=90,
-        rotation_mode="anchor",
-        ha="center",
-        va="bottom",
-        fontsize=11,
-        fontweight="bold",
-    )
+    upright = {"rotation": 90, "rotation_mode": "anchor", "ha": "center", "va": "bottom"}
+    bold: dict[str, Any] = {"fontsize": 11, "fontweight": "bold", **upright}
+    write_at(axes, _in_two_lines(name), (0, 0.5), (-8, 0), axes.yaxis.label, **bold)
 
 
 def _in_two_lines(name: str) -> str:
@@ -383,30 +363,15 @@ def _zeta_lines(axes: Axes, thresholds: Sequence[Mapping[str, Any]]) -> None:
     for number, threshold in enumerate(thresholds, start=1):
         shade = 0.25 + 0.6 * number / len(thresholds)
         axes.axvline(threshold["threshold"], color=INK, linewidth=1.2, alpha=shade)
-        axes.annotate(
-            f"{threshold['zeta']:g}",
-            (threshold["threshold"], 0.02),
-            xycoords=("data", "axes fraction"),
-            xytext=(-1, 0),
-            textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="bottom",
-            fontsize=8,
-            color=INK,
-        )
+        at, place = (threshold["threshold"], 0.02), ("data", "axes fraction")
+        upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "bottom", "fontsize": 8}
+        write_at(axes, f"{threshold['zeta']:g}", at, (-1, 0), place, color=INK, **upright)
 
 
 def _note(axes: Axes, text: str) -> None:
-    axes.text(
-        0.03,
-        0.96,
-        text,
-        transform=axes.transAxes,
-        va="top",
-        fontweight="bold",
-        bbox={"facecolor": "white", "edgecolor": FAINT, "alpha": 0.85, "pad": 2.5},
-    )
+    box = {"facecolor": "white", "edgecolor": FAINT, "alpha": 0.85, "pad": 2.5}
+    how: dict[str, Any] = {"va": "top", "fontweight": "bold", "bbox": box}
+    write_at(axes, text, (0.03, 0.96), (0, 0), "axes fraction", **how)
 
 
 def _two_sided_decades(axes: Axes, linear: float) -> None:

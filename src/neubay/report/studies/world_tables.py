@@ -4,30 +4,27 @@ A condensed document holds the figures of many analyses without their curves and
 enough to be kept beside a text; the tables are made from it, never typed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from neubay.errors import NeubayError
-from neubay.report.parts.tables import plain_markdown
+from neubay.report.parts.numbers import number
+from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze table -->"
 
 _CURVES = {
-    "steps",
-    "data_norm",
-    "state_error",
-    "state_norm",
-    "reward_bias",
-    "point_uncertainty",
-    "point_error",
-    "roc_false_alarm",
-    "roc_caught",
+    *("steps", "data_norm", "state_error", "state_norm", "reward_bias"),
+    *("point_uncertainty", "point_error", "roc_false_alarm", "roc_caught"),
 }
 
-Document = Mapping[str, Any]
+Record = Mapping[str, Any]
+Columns = dict[str, Callable[[Any], str]]
+"""Headings, and what stands below them in a row."""
 
 
-def condense(documents: Sequence[Document]) -> dict[str, Any]:
+def condense(documents: Sequence[Record]) -> dict[str, Any]:
     """Join the documents of several analyses, or condensed ones, and leave out what is drawn."""
     condensed: dict[str, Any] = {"worlds": [], "compounding": [], "calibration": []}
     for document in documents:
@@ -49,7 +46,7 @@ def _without_curves(value: Any) -> Any:
     return [_without_curves(item) for item in value] if isinstance(value, list) else value
 
 
-def markdown(condensed: Document) -> str:
+def markdown(condensed: Record) -> str:
     """Every table for which there are figures, each under its heading."""
     parts = [("Worlds", _worlds(condensed["worlds"]))]
     if condensed["compounding"]:
@@ -62,167 +59,117 @@ def markdown(condensed: Document) -> str:
     return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
 
 
-def _worlds(worlds: Sequence[Mapping[str, Any]]) -> str:
-    return plain_markdown(
-        (
-            "world",
-            "trained on",
-            "LayerNorm",
-            "members x layers x units",
-            "epochs",
-            "validation",
-            "seconds",
+def _worlds(worlds: Sequence[Record]) -> str:
+    columns: Columns = {
+        "world": lambda world: world["world"],
+        "trained on": lambda world: world["trained_on"],
+        "LayerNorm": lambda world: _yes(world["layer_norm"]),
+        "members x layers x units": lambda world: (
+            f"{world['members']} of {world['pool']} x {world['depth']} x {world['width']}"
         ),
-        [
-            (
-                world["world"],
-                world["trained_on"],
-                _yes(world["layer_norm"]),
-                f"{world['members']} of {world['pool']} x {world['depth']} x {world['width']}",
-                str(world["epochs"]),
-                _number(world["validation_score"]),
-                f"{world['seconds']:.0f}",
-            )
-            for world in worlds
-        ],
-    )
-
-
-def _explosions(results: Sequence[Mapping[str, Any]]) -> str:
-    """The paper's claim: errors explode without LayerNorm, and not with it."""
-    compared = [result for result in results if result["comparison"]]
-    rows, pairs = [], []
-    for result in compared:
-        with_norm, without = _pair(result)
-        comparison = result["comparison"]
-        pairs.append((with_norm, without))
-        rows.append(
-            (
-                with_norm["trained_on"],
-                result["data"],
-                str(result["longest"]),
-                _step(comparison["passes_at"]),
-                _step(comparison["median_passes_at"]),
-                _yes(comparison["explodes"]),
-                _yes(comparison["median_explodes"]),
-                f"{_spreads(with_norm, result)} / {_spreads(without, result)}",
-                f"{_step(with_norm['diverges_at'])} / {_step(without['diverges_at'])}",
-                f"{with_norm['overflowed']} / {without['overflowed']}",
-            )
-        )
-    table = plain_markdown(
-        (
-            "trained on",
-            "evaluated on",
-            "longest rollout",
-            "p95 without > 10 x with at step",
-            "median without > 10 x with at step",
-            "explodes without",
-            "median explodes without",
-            "last p95 in spreads, with / without",
-            "p95 > 10 spreads at step, with / without",
-            "overflowed, with / without",
-        ),
-        rows,
-    )
-    counts = {
-        "the 95th percentile explodes in": [bool(r["comparison"]["explodes"]) for r in compared],
-        "the median explodes in": [bool(r["comparison"]["median_explodes"]) for r in compared],
+        "epochs": lambda world: str(world["epochs"]),
+        "validation": lambda world: number(world["validation_score"]),
+        "seconds": lambda world: f"{world['seconds']:.0f}",
     }
-    lines = [f"Without LayerNorm {what} {_of(flags)} setups." for what, flags in counts.items()]
-    for name, worlds in (("With", [a for a, _ in pairs]), ("Without", [b for _, b in pairs])):
-        diverged = [world["diverges_at"] is not None for world in worlds]
-        overflowed = [world["overflowed"] > 0 for world in worlds]
+    return columns_markdown(columns, worlds)
+
+
+def _explosions(results: Sequence[Record]) -> str:
+    """The paper's claim: errors explode without LayerNorm, and not with it."""
+    compared = [(result, result["comparison"]) for result in results if result["comparison"]]
+    rows = [(result, comparison, *_pair(result)) for result, comparison in compared]
+    columns: Columns = {
+        "trained on": lambda row: row[2]["trained_on"],
+        "evaluated on": lambda row: row[0]["data"],
+        "longest rollout": lambda row: str(row[0]["longest"]),
+        "p95 without > 10 x with at step": lambda row: _step(row[1]["passes_at"]),
+        "median without > 10 x with at step": lambda row: _step(row[1]["median_passes_at"]),
+        "explodes without": lambda row: _yes(row[1]["explodes"]),
+        "median explodes without": lambda row: _yes(row[1]["median_explodes"]),
+        "last p95 in spreads, with / without": lambda row: " / ".join(
+            _spreads(world, row[0]) for world in row[2:]
+        ),
+        "p95 > 10 spreads at step, with / without": lambda row: " / ".join(
+            _step(world["diverges_at"]) for world in row[2:]
+        ),
+        "overflowed, with / without": lambda row: " / ".join(
+            str(world["overflowed"]) for world in row[2:]
+        ),
+    }
+    lines = [
+        f"Without LayerNorm {what} explodes in {_of(each[key] for _, each in compared)} setups."
+        for what, key in (("the 95th percentile", "explodes"), ("the median", "median_explodes"))
+    ]
+    for name, place in (("With", 2), ("Without", 3)):
+        diverged = _of(row[place]["diverges_at"] is not None for row in rows)
+        overflowed = _of(row[place]["overflowed"] > 0 for row in rows)
         lines.append(
-            f"{name} LayerNorm it passes 10 spreads of the data in {_of(diverged)} setups, "
-            f"and rollouts overflow in {_of(overflowed)}."
+            f"{name} LayerNorm it passes 10 spreads of the data in {diverged} setups, "
+            f"and rollouts overflow in {overflowed}."
         )
-    return f"{table}\n\n" + "\n".join(lines)
+    return f"{columns_markdown(columns, rows)}\n\n" + "\n".join(lines)
 
 
-def _safeguards(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for result in results:
-        for world in result["worlds"]:
-            cut = world["cuts"][-1]
-            rows.append(
-                (
-                    world["trained_on"],
-                    result["data"],
-                    _yes(world["layer_norm"]),
-                    _score(world["spearman"]),
-                    _percent(world["severe"]),
-                    _score(world["auroc"]),
-                    _percent(cut["beyond"]),
-                    _percent(cut["false_safe"]),
-                    f"{cut['horizon_median']:.0f} / {cut['horizon_q75']:.0f}",
-                    _percent(cut["kept_severe"]),
-                    f"{_number(cut['kept_error_p95'])} / {_number(result['spread'])}",
-                )
-            )
-    zeta = results[0]["worlds"][0]["cuts"][-1]["zeta"]
-    return plain_markdown(
-        (
-            "trained on",
-            "evaluated on",
-            "LayerNorm",
-            "Spearman",
-            "severe steps",
-            "AUROC severe",
-            f"beyond ζ = {zeta:g}",
-            "false safe",
-            "horizon, median / q75",
-            "severe of those kept",
-            "p95 error kept / spread",
+def _safeguards(results: Sequence[Record]) -> str:
+    rows = [(result, world, world["cuts"][-1]) for result in results for world in result["worlds"]]
+    columns: Columns = {
+        "trained on": lambda row: row[1]["trained_on"],
+        "evaluated on": lambda row: row[0]["data"],
+        "LayerNorm": lambda row: _yes(row[1]["layer_norm"]),
+        "Spearman": lambda row: _score(row[1]["spearman"]),
+        "severe steps": lambda row: _percent(row[1]["severe"]),
+        "AUROC severe": lambda row: _score(row[1]["auroc"]),
+        f"beyond ζ = {rows[0][2]['zeta']:g}": lambda row: _percent(row[2]["beyond"]),
+        "false safe": lambda row: _percent(row[2]["false_safe"]),
+        "horizon, median / q75": lambda row: (
+            f"{row[2]['horizon_median']:.0f} / {row[2]['horizon_q75']:.0f}"
         ),
-        rows,
-    )
-
-
-def _calibrations(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for result in results:
-        for assessed in result["assessments"]:
-            last = assessed["separations"][-1]
-            middle = next(i for i in assessed["coverage"] if i["nominal"] == 0.9)
-            rows.append(
-                (
-                    result["trained_on"],
-                    assessed["data"],
-                    _yes(result["layer_norm"]),
-                    _percent(assessed["dangerous"]),
-                    _score(assessed["auroc"]),
-                    _score(assessed["spearman"]),
-                    *(_percent(each["false_safe"]) for each in assessed["separations"][1:]),
-                    _percent(last["false_alarm"]),
-                    f"{_percent(middle['member'])} / {_percent(middle['mixture'])}",
-                )
-            )
-    zetas = [each["zeta"] for each in results[0]["assessments"][0]["separations"][1:]]
-    return plain_markdown(
-        (
-            "trained on",
-            "evaluated on",
-            "LayerNorm",
-            "dangerous",
-            "AUROC dangerous",
-            "Spearman",
-            *(f"false safe, ζ = {zeta:g}" for zeta in zetas),
-            f"false alarms, ζ = {zetas[-1]:g}",
-            "coverage of 90 %, member / mixture",
+        "severe of those kept": lambda row: _percent(row[2]["kept_severe"]),
+        "p95 error kept / spread": lambda row: (
+            f"{number(row[2]['kept_error_p95'])} / {number(row[0]['spread'])}"
         ),
-        rows,
+    }
+    return columns_markdown(columns, rows)
+
+
+def _calibrations(results: Sequence[Record]) -> str:
+    rows = [(result, assessed) for result in results for assessed in result["assessments"]]
+    columns: Columns = {
+        "trained on": lambda row: row[0]["trained_on"],
+        "evaluated on": lambda row: row[1]["data"],
+        "LayerNorm": lambda row: _yes(row[0]["layer_norm"]),
+        "dangerous": lambda row: _percent(row[1]["dangerous"]),
+        "AUROC dangerous": lambda row: _score(row[1]["auroc"]),
+        "Spearman": lambda row: _score(row[1]["spearman"]),
+    }
+    zetas = [each["zeta"] for each in rows[0][1]["separations"]]
+    for place, zeta in enumerate(zetas[1:], start=1):
+        columns[f"false safe, ζ = {zeta:g}"] = partial(_false_safe, place)
+    columns[f"false alarms, ζ = {zetas[-1]:g}"] = lambda row: _percent(
+        row[1]["separations"][-1]["false_alarm"]
     )
+    columns["coverage of 90 %, member / mixture"] = lambda row: _coverage(row[1]["coverage"])
+    return columns_markdown(columns, rows)
 
 
-def _pair(result: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _false_safe(place: int, row: tuple[Record, Record]) -> str:
+    return _percent(row[1]["separations"][place]["false_safe"])
+
+
+def _coverage(intervals: Sequence[Record]) -> str:
+    middle = next(interval for interval in intervals if interval["nominal"] == 0.9)
+    return f"{_percent(middle['member'])} / {_percent(middle['mixture'])}"
+
+
+def _pair(result: Record) -> tuple[Record, Record]:
     """The world with and the one without LayerNorm."""
     with_norm = next(world for world in result["worlds"] if world["layer_norm"])
     return with_norm, next(world for world in result["worlds"] if not world["layer_norm"])
 
 
-def _of(flags: Sequence[bool]) -> str:
-    return f"{sum(flags)} of {len(flags)}"
+def _of(flags: Iterable[Any]) -> str:
+    found = list(map(bool, flags))
+    return f"{sum(found)} of {len(found)}"
 
 
 def _yes(flag: bool) -> str:
@@ -233,11 +180,7 @@ def _step(step: int | None) -> str:
     return "never" if step is None else str(step)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
-
-
-def _spreads(world: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _spreads(world: Record, result: Record) -> str:
     """The 95th percentile of the last error in units of the data's spread."""
     spreads = world["last_error_p95"] / result["spread"]
     return f"{spreads:.1f}" if spreads < 1000 else f"{spreads:.0e}"

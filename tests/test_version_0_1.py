@@ -88,6 +88,7 @@ def test_a_finished_run_is_listed_and_reported(
     assert "finished finished arithmetic" in printed and "unfinished unfinished" in printed
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_given_back(folder: Path, data: Dataset, config: TrainConfig) -> None:
     before = files(folder)
     result = experiment.run(data, config, folder / "finished", tell=pytest.fail)
@@ -116,6 +117,7 @@ def test_a_finished_world_opens(recorded: dict[str, Any], folder: Path, data: Da
     np.testing.assert_allclose(measured, fitted.data_uncertainty, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_unfinished_ones_are_refused_by_name(
     folder: Path, data: Dataset, config: TrainConfig
 ) -> None:

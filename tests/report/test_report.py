@@ -137,7 +137,7 @@ def test_a_resumed_stretch_counts_as_it_was_done_last(tmp_path: Path) -> None:
         ("run.json", "[1]", "expected a JSON object"),
         ("run.json", "{}", "damaged, or of another version"),
         ("run.json", '{"kind": "bandit"}', "'neubay bandit report' shows those"),
-        ("run.json", '{"layout": 99}', "layout 99, this version of neubay reads up to 2"),
+        ("run.json", '{"layout": 99}', "layout 99, this version of neubay reads up to 3"),
         ("run.json", '{"config": {"seed": 0}, "dataset": {"name": "x"}}', "damaged"),
         ("summary.json", '{"environment": 3}', "damaged, or of another version"),
         (

@@ -63,15 +63,11 @@ def _against_the_data(run: RunRecord) -> list[Notice]:
         return [Notice("good", f"Better than the data by {difference}", f"{numbers}.")]
     if run.status != "finished":
         return [Notice("fact", f"Below the data by {difference} so far", f"{numbers}.")]
-    return [
-        Notice(
-            "warning",
-            f"Worse than the data by {difference}",
-            f"{numbers}. Copying the data would do better: look at values and returns, "
-            "and at the horizons, below; more gradient steps or other values of η_φ and κ may "
-            "help.",
-        )
-    ]
+    text = (
+        f"{numbers}. Cloning the data may do better: look at values, returns and horizons below; "
+        "more gradient steps or other values of η_φ and κ may help."
+    )
+    return [Notice("warning", f"Worse than the data by {difference}", text)]
 
 
 def _overestimation(run: RunRecord) -> list[Notice]:
@@ -119,13 +115,8 @@ def _short_rollouts(run: RunRecord) -> list[Notice]:
             "At ζ = 1 that means an unsure posterior: more members, LayerNorm, or more epochs "
             "make it surer."
         )
-    return [
-        Notice(
-            "warning",
-            f"Rollouts are short: {median:.0f} steps in the median",
-            f"{reason} Values then rest on bootstrapping, which overestimates.",
-        )
-    ]
+    text = f"{reason} Values then rest on bootstrapping, which overestimates."
+    return [Notice("warning", f"Rollouts are short: {median:.0f} steps in the median", text)]
 
 
 def _numbers_out_of_range(run: RunRecord) -> list[Notice]:
@@ -133,24 +124,18 @@ def _numbers_out_of_range(run: RunRecord) -> list[Notice]:
     gradients = run.train.get("nonfinite_gradients", np.empty(0))
     bad = int(np.count_nonzero(np.nan_to_num(gradients) > 0))
     if bad:
-        found.append(
-            Notice(
-                "warning",
-                "Gradients that were not finite",
-                f"In {bad:,} of the {len(gradients):,} rows shown; they were set to zero. Lower "
-                "the learning rates or --agent.clip-norm if that continues.",
-            )
+        text = (
+            f"In {bad:,} of the {len(gradients):,} rows shown; they were set to zero. Lower the "
+            "learning rates or --agent.clip-norm if that continues."
         )
+        found.append(Notice("warning", "Gradients that were not finite", text))
     overflow = newest(run.train, "ended_non_finite") or 0
     if overflow:
-        found.append(
-            Notice(
-                "warning",
-                "Imagination overflowed",
-                f"{overflow:.0%} of the last rollouts ended in numbers that are not finite: a "
-                "world with LayerNorm stays bounded.",
-            )
+        text = (
+            f"{overflow:.0%} of the last rollouts ended in numbers that are not finite: a world "
+            "with LayerNorm stays bounded."
         )
+        found.append(Notice("warning", "Imagination overflowed", text))
     return found
 
 
@@ -170,11 +155,8 @@ def _no_environment(run: RunRecord) -> list[Notice]:
 def _no_world(run: RunRecord) -> list[Notice]:
     if run.world is None or run.uncertainty is not None:
         return []
-    return [
-        Notice(
-            "fact",
-            "The world's uncertainty is not shown",
-            f"It was looked for in {run.world / UNCERTAINTY_FILE}, and cannot be read there: the "
-            "world was moved or removed, or its numbers are not finite.",
-        )
-    ]
+    text = (
+        f"It was looked for in {run.world / UNCERTAINTY_FILE}, and cannot be read there: the world "
+        "was moved or removed, or its numbers are not finite."
+    )
+    return [Notice("fact", "The world's uncertainty is not shown", text)]

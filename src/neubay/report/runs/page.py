@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neubay.errors import NeubayError
 from neubay.report import paper
 from neubay.report.parts import figures as files
@@ -107,36 +105,36 @@ def one_run(
     return Report(page, tuple(drawn), grids, {"film": reel} if reel is not None else {})
 
 
+_CAPTIONS = {
+    "score": "{unit} over time, in {environment}.",
+    "values": "The critic's value of the data against the discounted return of evaluation "
+    "episodes. A value far above the return is overestimation.",
+    "horizons": "Steps that imagined rollouts lasted, on an axis of powers of two.",
+    "uncertainty": "How unsure the posterior is of the transitions it was trained on. A rollout "
+    "ends where it is more unsure than U(ζ), the ζ-quantile of these.",
+    "losses": "Lines are means, bands reach from the lowest to the highest value.",
+}
+
+
 def run_pictures(run: RunRecord) -> list[Picture]:
     """The figures for which the run has numbers."""
-    shown = []
-    if run.result is not None:
-        caption = f"{run.unit.capitalize()} over time, in {run.environment}."
-        shown.append(Picture("score", figures.score_figure(run), caption))
-    if _has(run, "q_data"):
-        caption = (
-            "The critic's value of the data against the discounted return of evaluation episodes. "
-            "A value far above the return is overestimation."
-        )
-        shown.append(Picture("values", figures.value_figure(run), caption))
-    if _has(run, "horizon_p50"):
-        caption = "Steps that imagined rollouts lasted, on an axis of powers of two."
-        shown.append(Picture("horizons", figures.horizon_figure(run), caption))
-    uncertainty = figures.uncertainty_figure(run)
-    if uncertainty is not None:
-        caption = (
-            "How unsure the posterior is of the transitions it was trained on. A rollout ends "
-            "where it is more unsure than U(ζ), the ζ-quantile of these."
-        )
-        shown.append(Picture("uncertainty", uncertainty, caption))
-    if figures.losses(run):
-        caption = "Lines are means, bands reach from the lowest to the highest value."
-        shown.append(Picture("losses", figures.loss_figure(run), caption))
-    return shown
+    drawn = {
+        "score": figures.score_figure(run) if run.result is not None else None,
+        "values": figures.value_figure(run) if _has(run, "q_data") else None,
+        "horizons": figures.horizon_figure(run) if _has(run, "horizon_p50") else None,
+        "uncertainty": figures.uncertainty_figure(run),
+        "losses": figures.loss_figure(run) if figures.losses(run) else None,
+    }
+    facts = {"unit": run.unit.capitalize(), "environment": run.environment}
+    return [
+        Picture(name, figure, _CAPTIONS[name].format(**facts))
+        for name, figure in drawn.items()
+        if figure is not None
+    ]
 
 
 def _has(run: RunRecord, name: str) -> bool:
-    return bool(np.isfinite(run.train.get(name, np.empty(0))).any())
+    return newest(run.train, name) is not None
 
 
 def _view(run: RunRecord) -> dict[str, Any]:

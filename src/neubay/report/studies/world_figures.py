@@ -25,6 +25,10 @@ from neubay.report.parts.figures import (
     write_at,
 )
 
+Record = Mapping[str, Any]
+Labels = list[tuple[str, str]]
+"""Name and colour of each world."""
+
 _STYLE = {**STYLE, "axes.grid.axis": "both", "axes.titlelocation": "center"}
 _PALETTE = list(COLOURS.values())
 _LAYER_NORM = {True: COLOURS["blue"], False: COLOURS["vermilion"]}
@@ -35,7 +39,7 @@ _DECADES = 4  # by how much an exploding curve may widen an axis before it leave
 # --- The spread of uncertainty -------------------------------------------------------------------
 
 
-def uncertainty_figure(spreads: Sequence[Mapping[str, Any]]) -> Figure:
+def uncertainty_figure(spreads: Sequence[Record]) -> Figure:
     """Empirical distribution functions of U / mean_D(U), on a logit axis that shows both tails.
 
     A world on its own data is a full line; on other data, a dashed one of the same colour.
@@ -66,7 +70,7 @@ def uncertainty_figure(spreads: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _spread_label(spread: Mapping[str, Any]) -> str:
+def _spread_label(spread: Record) -> str:
     if spread["own"]:
         return spread["world"]
     return f"  on {spread['data']}\n  ({_percent(spread['beyond'])} beyond ζ = 1)"
@@ -84,7 +88,7 @@ def _probability_axis(axes: Axes, count: int) -> None:
 # --- Compounding errors --------------------------------------------------------------------------
 
 
-def compounding_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
+def compounding_figure(results: Sequence[Record]) -> Figure:
     """One row per evaluation dataset: state error, state norm, reward bias, U against error.
 
     Lines are medians over rollouts, bands reach from the 5th to the 95th percentile.
@@ -103,7 +107,7 @@ def compounding_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
             _name_row(panels[0], result["data"], "RMSE(ŝ, s)")
         _name_columns(
             rows,
-            ("state error", "state norm", "reward bias", "does U tell the error?"),
+            ("state error", "state norm", "reward bias", "does U predict the error?"),
             (*3 * ("imagined steps",), "U(ŝ, a), lines at U(ζ)"),
         )
         handles, names = rows[0][1].get_legend_handles_labels()
@@ -111,7 +115,7 @@ def compounding_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _world_labels(worlds: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _world_labels(worlds: Sequence[Record]) -> Labels:
     """Name and colour of every world; LayerNorm alone tells them apart when that is enough."""
     kinds = [world["layer_norm"] for world in worlds]
     if len(set(kinds)) == len(kinds):
@@ -122,37 +126,39 @@ def _world_labels(worlds: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def _draw_errors(axes: Axes, result: Mapping[str, Any], labels: Sequence[tuple[str, str]]) -> None:
-    bands = [world["state_error"] for world in result["worlds"]]
-    for number, (band, (label, colour)) in enumerate(zip(bands, labels, strict=True)):
+def _draw_bands(axes: Axes, result: Record, name: str, labels: Labels) -> list[Record]:
+    """A band for every world, over imagined steps."""
+    bands = [world[name] for world in result["worlds"]]
+    for band, (label, colour) in zip(bands, labels, strict=True):
         _draw_band(axes, result["steps"], band, colour, label)
-        overflowed = result["worlds"][number]["overflowed"]
-        if overflowed:
-            text = f"{overflowed} of {result['rollouts']} overflow"
+    axes.set_xscale("log")
+    axes.set_xlim(1, max(result["longest"], 2))
+    plain_decades(axes, "x")
+    return bands
+
+
+def _draw_errors(axes: Axes, result: Record, labels: Labels) -> None:
+    _logarithmic(axes, _draw_bands(axes, result, "state_error", labels))
+    for world, (_, colour) in zip(result["worlds"], labels, strict=True):
+        if world["overflowed"]:
+            text = f"{world['overflowed']} of {result['rollouts']} overflow"
             axes.text(0.04, 0.95, text, transform=axes.transAxes, va="top", color=colour)
-    _logarithmic(axes, bands)
     _spread_line(axes, result["spread"])
     place = ("axes fraction", "data")
     small: dict[str, Any] = {"color": MUTED, "fontsize": 8}
     write_at(axes, "two random states", (0.03, result["spread"]), (0, 2), place, **small)
-    _step_axis(axes, result["longest"])
 
 
-def _draw_norms(axes: Axes, result: Mapping[str, Any], labels: Sequence[tuple[str, str]]) -> None:
-    bands = [world["state_norm"] for world in result["worlds"]]
+def _draw_norms(axes: Axes, result: Record, labels: Labels) -> None:
     _draw_band(axes, result["steps"], result["data_norm"], MUTED, "recorded", alpha=0.35)
-    for band, (label, colour) in zip(bands, labels, strict=True):
-        _draw_band(axes, result["steps"], band, colour, label)
+    bands = _draw_bands(axes, result, "state_norm", labels)
     _logarithmic(axes, [*bands, result["data_norm"]])
-    _step_axis(axes, result["longest"])
     axes.set_ylabel("RMS(ŝ)")
 
 
-def _draw_bias(axes: Axes, result: Mapping[str, Any], labels: Sequence[tuple[str, str]]) -> None:
-    bands = [world["reward_bias"] for world in result["worlds"]]
+def _draw_bias(axes: Axes, result: Record, labels: Labels) -> None:
     axes.axhline(0, color=MUTED, linewidth=1)
-    for band, (label, colour) in zip(bands, labels, strict=True):
-        _draw_band(axes, result["steps"], band, colour, label)
+    bands = _draw_bands(axes, result, "reward_bias", labels)
     reach = [float(np.nanmax(np.abs(_edges(band)))) for band in bands]
     calm, wild = max(min(reach), 1e-6), max(reach)
     if wild > 10 * calm:  # linear where the calm world stays, logarithmic beyond
@@ -160,11 +166,10 @@ def _draw_bias(axes: Axes, result: Mapping[str, Any], labels: Sequence[tuple[str
         _two_sided_decades(axes, calm)
     limit = min(1.1 * wild, 10**_DECADES * calm)
     axes.set_ylim(-limit, limit)
-    _step_axis(axes, result["longest"])
     axes.set_ylabel("r̂ - r")
 
 
-def _draw_uncertainty_against_error(axes: Axes, result: Mapping[str, Any]) -> None:
+def _draw_uncertainty_against_error(axes: Axes, result: Record) -> None:
     """The paper's scatter plot, of the world with LayerNorm (or of the first one)."""
     worlds = result["worlds"]
     world = next((world for world in worlds if world["layer_norm"]), worlds[0])
@@ -185,7 +190,7 @@ def _spread_line(axes: Axes, spread: float) -> None:
 # --- Calibration ---------------------------------------------------------------------------------
 
 
-def calibration_figure(result: Mapping[str, Any]) -> Figure:
+def calibration_figure(result: Record) -> Figure:
     """One row per dataset: U against one-step error, ROC of danger, coverage of intervals."""
     assessments = result["assessments"]
     norm = "with" if result["layer_norm"] else "without"
@@ -210,7 +215,7 @@ def calibration_figure(result: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw_danger(axes: Axes, assessed: Mapping[str, Any], level: float, colour: str) -> None:
+def _draw_danger(axes: Axes, assessed: Record, level: float, colour: str) -> None:
     _scatter(axes, assessed, colour)
     low, high = axes.get_ylim()
     axes.set_ylim(low, max(high, 3 * level))
@@ -220,7 +225,7 @@ def _draw_danger(axes: Axes, assessed: Mapping[str, Any], level: float, colour: 
     _note(axes, f"dangerous: {_percent(assessed['dangerous'])}")
 
 
-def _draw_roc(axes: Axes, assessed: Mapping[str, Any], colour: str) -> None:
+def _draw_roc(axes: Axes, assessed: Record, colour: str) -> None:
     """On a logarithmic axis of false alarms, whose left edge stands for none."""
     edge = 10.0 ** -math.ceil(math.log10(assessed["transitions"]))
     chance = np.geomspace(edge, 1, 100)
@@ -236,7 +241,7 @@ def _draw_roc(axes: Axes, assessed: Mapping[str, Any], colour: str) -> None:
     axes.set_ylabel("dangerous steps cut")
 
 
-def _mark_thresholds(axes: Axes, separations: Sequence[Mapping[str, Any]], edge: float) -> None:
+def _mark_thresholds(axes: Axes, separations: Sequence[Record], edge: float) -> None:
     """A dot for every zeta; dots that touch share one label."""
     labelled: list[tuple[float, float, str]] = []
     for separation in separations:
@@ -255,7 +260,7 @@ def _mark_thresholds(axes: Axes, separations: Sequence[Mapping[str, Any]], edge:
         write_at(axes, label, (x, y), offset, fontsize=8, **sides)
 
 
-def _draw_coverage(axes: Axes, intervals: Sequence[Mapping[str, Any]], colour: str) -> None:
+def _draw_coverage(axes: Axes, intervals: Sequence[Record], colour: str) -> None:
     nominal = [interval["nominal"] for interval in intervals]
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=_DASHED)
     for kind, label, shade, marker in (
@@ -269,7 +274,7 @@ def _draw_coverage(axes: Axes, intervals: Sequence[Mapping[str, Any]], colour: s
     axes.set_ylabel("share inside")
 
 
-def _draw_held_out(axes: Axes, intervals: Sequence[Mapping[str, Any]]) -> None:
+def _draw_held_out(axes: Axes, intervals: Sequence[Record]) -> None:
     nominal, share = ([interval[key] for interval in intervals] for key in ("nominal", "mixture"))
     how: dict[str, Any] = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK}
     axes.plot(nominal, share, "D", label="together, held-out rows", **how)
@@ -307,7 +312,7 @@ def _name_columns(rows: Any, titles: Sequence[str], labels: Sequence[str]) -> No
         axes.set_xlabel(label)
 
 
-def _edges(band: Mapping[str, Any]) -> Float[np.ndarray, "2 n"]:
+def _edges(band: Record) -> Float[np.ndarray, "2 n"]:
     """Lower and upper edge; what was not finite is NaN."""
     return np.asarray([band["low"], band["high"]], float)
 
@@ -315,7 +320,7 @@ def _edges(band: Mapping[str, Any]) -> Float[np.ndarray, "2 n"]:
 def _draw_band(
     axes: Axes,
     steps: Sequence[int],
-    band: Mapping[str, Any],
+    band: Record,
     colour: str,
     label: str,
     alpha: float = 0.22,
@@ -327,7 +332,7 @@ def _draw_band(
     axes.plot(steps, np.asarray(band["median"], float), color=colour, label=label)
 
 
-def _logarithmic(axes: Axes, bands: Sequence[Mapping[str, Any]]) -> None:
+def _logarithmic(axes: Axes, bands: Sequence[Record]) -> None:
     """A logarithmic range that the calmest band fills; an exploding one leaves it."""
     edges = [_edges(band) for band in bands]
     low = min((float(edge[edge > 0].min()) for edge in edges if (edge > 0).any()), default=1e-3)
@@ -337,13 +342,7 @@ def _logarithmic(axes: Axes, bands: Sequence[Mapping[str, Any]]) -> None:
     plain_decades(axes, "y")
 
 
-def _step_axis(axes: Axes, longest: int) -> None:
-    axes.set_xscale("log")
-    axes.set_xlim(1, max(longest, 2))
-    plain_decades(axes, "x")
-
-
-def _scatter(axes: Axes, points: Mapping[str, Any], colour: str) -> None:
+def _scatter(axes: Axes, points: Record, colour: str) -> None:
     uncertainty = np.asarray(points["point_uncertainty"], float)
     error = np.asarray(points["point_error"], float)
     axes.scatter(uncertainty, error, s=6, color=colour, alpha=0.35, linewidths=0)
@@ -355,7 +354,7 @@ def _scatter(axes: Axes, points: Mapping[str, Any], colour: str) -> None:
         plain_decades(axes, "y")
 
 
-def _zeta_lines(axes: Axes, thresholds: Sequence[Mapping[str, Any]]) -> None:
+def _zeta_lines(axes: Axes, thresholds: Sequence[Record]) -> None:
     """Vertical lines at U(zeta), darker towards zeta = 1, each named at its foot."""
     low, high = axes.get_xlim()
     values = [threshold["threshold"] for threshold in thresholds]

@@ -84,8 +84,7 @@ def test_links_and_images_lead_to_something(page: str) -> None:
             assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page}: no {link}"
 
 
-# The map is rewritten after modules have moved, so it may lag behind them until then.
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/architecture.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_files_of_the_package_that_are_named_exist(page: str) -> None:
     known = [
         path.relative_to(ROOT).as_posix()

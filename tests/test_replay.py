@@ -242,7 +242,7 @@ def copies(slices: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.nda
 def test_a_used_replay_takes_nothing_over() -> None:
     replay = Replay(DATASET, 100)
     replay.add(*Imaginer(DATASET, 0)(2))
-    with pytest.raises(ValueError, match="fresh"):
+    with pytest.raises(ValueError, match="into an empty replay only"):
         replay.load(replay.slices(1000))
 
 

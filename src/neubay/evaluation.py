@@ -63,8 +63,8 @@ def _act(policy: ActingPolicy, memory: Any, inputs: AgentInput, key: Any, step: 
 def evaluate(
     task: Task, policy: ActingPolicy, *, episodes: int, seed: int, gamma: float = 0.99
 ) -> Evaluation:
-    """Roll `policy` for exactly `episodes` episodes of the task's environment, in step with each
-    other, and return what each one earned."""
+    """Run `policy` for exactly `episodes` episodes of the task's environment, side by side, and
+    return what each one earned."""
     if task.make_env is None:
         raise TaskError(
             f"task '{task.name}' has no environment, so no policy can be scored in it; "
@@ -141,7 +141,7 @@ def _opening(
     """(s_0, a_0) of every episode, as tapes of one row for the critic to judge."""
     one = np.ones((len(state), 1), bool)
     return Tape(
-        state=state[:, None].copy(),  # written over as the episode goes on
+        state=state[:, None].copy(),  # overwritten as the episode proceeds
         action=action[:, None],
         reward=np.zeros(one.shape, np.float32),
         terminated=~one,

@@ -50,7 +50,7 @@ class Imagined:
         self.replay = Replay(dataset, capacity=config.agent.buffer, penalised=self.rules.penalised)
 
     def gather(self, agent: Agent, state: AgentState, iteration: int) -> tuple[int, dict[str, Any]]:
-        """K rollouts into the replay; how many rows that added, and their horizons."""
+        """Add K rollouts to the replay. Returns the rows added, and the rollouts' record."""
         rollout, seed = self.config.rollout, self.config.seed
         rng = np.random.default_rng([seed, iteration])
         prefix = imagination.draw_histories(
@@ -76,7 +76,7 @@ class Imagined:
         return self.replay.slices(size)
 
     def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Take over what another one had gathered."""
+        """Restore what `slices` returned."""
         self.replay.load(slices)
 
 
@@ -87,7 +87,7 @@ class Recorded:
         self.dataset, self.config = dataset, config
 
     def gather(self, agent: Agent, state: AgentState, iteration: int) -> tuple[int, dict[str, Any]]:
-        """Everything is there already: all gradient steps are due at once."""
+        """Nothing to gather: all gradient steps are due at once."""
         return math.ceil(self.config.agent.steps / self.config.agent.updates_per_row) + 1, {}
 
     def sample(self, rng: np.random.Generator, batches: int, rows: int) -> Tape:
@@ -95,8 +95,8 @@ class Recorded:
         return sample_data(self.dataset, rng, batches, rows)
 
     def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Nothing: the data is where it was."""
+        """Nothing: the data is not part of a checkpoint."""
         return iter(())
 
     def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Nothing was kept."""
+        """Nothing to restore."""

@@ -4,7 +4,7 @@
     action, state = policy.predict(observation)                    # the first step
     action, state = policy.predict(observation, state, reward=r)   # every later one
 
-The reward is part of the history that a policy adapts to, so that later steps must be told it.
+The reward is part of the history that a policy adapts to, so every later step needs it.
 """
 
 import dataclasses
@@ -57,8 +57,8 @@ class Policy:
         *,
         reward: float | Float[np.ndarray, " batch"] | None = None,
         seed: int = 0,
-    ) -> tuple[np.ndarray, PolicyState]:
-        """The action at `observation`, and the state to hand in next time.
+    ) -> tuple[np.ndarray | np.integer, PolicyState]:
+        """The action at `observation`, and the state to pass in next time.
 
         Args:
             observation: (s,) or (batch, s).
@@ -66,8 +66,8 @@ class Policy:
             episode_start: where an episode starts; memory is cleared there. By default everywhere
                 when there is no state, and nowhere otherwise.
             deterministic: the mode of the policy, or a sample of it.
-            reward: what the environment paid for the last action; needed where no episode starts.
-            seed: decides the samples of a stochastic policy, together with the step.
+            reward: the reward of the last action; needed where no episode starts.
+            seed: decides, with the step, the samples of a stochastic policy.
         """
         states = np.atleast_2d(np.asarray(observation, np.float32))
         if states.shape[1:] != (self.task.state_size,):

@@ -2,7 +2,7 @@
 
 A trajectory is t rows of real history followed by L + 1 imagined rows, the first of them at the
 branching state s_t. The real part is a reference into the dataset; only imagined rows are stored.
-The oldest trajectories make room for new ones.
+When it is full, the oldest trajectories are dropped.
 """
 
 import math
@@ -151,9 +151,10 @@ class Replay:
             yield part
 
     def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Take over what `slices` gave, of a replay of the same dataset and kind, or nothing."""
+        """Restore what `slices` returned, of a replay with the same dataset and settings; all or
+        nothing."""
         if self._imagined.end:
-            raise ValueError("only a fresh replay can take over another's trajectories")
+            raise ValueError("trajectories can be loaded into an empty replay only")
         other = Replay(self.dataset, self.capacity, self.penalised)
         row = 0
         for part in slices:
@@ -222,8 +223,8 @@ def _lay_end_to_end(
 class _Queue:
     """A first-in, first-out queue of rows, held as columns, that grows as it fills.
 
-    Rows are numbered in the order they came, for ever: `begin` is the oldest one held, and `end`
-    the next to come. Row i lies at place (i - origin) modulo the rows allocated.
+    Rows are numbered in the order they were added and keep their number: `begin` is the oldest one
+    held, `end` the next one to be added. Row i is at place (i - origin) modulo the rows allocated.
     """
 
     def __init__(self, limit: int, **columns: Any) -> None:
@@ -256,7 +257,7 @@ class _Queue:
         if len(self) + count > self.allocated:
             self._grow(len(self) + count)
         begin = self._place(self.end)
-        fit = min(count, self.allocated - begin)  # the rest goes on from the first place
+        fit = min(count, self.allocated - begin)  # the rest wraps around to the first place
         for name, column in self.columns.items():
             column[begin : begin + fit] = values[name][:fit]
             column[: count - fit] = values[name][fit:]

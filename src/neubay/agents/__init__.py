@@ -23,15 +23,15 @@ class Agent(Protocol):
     def init(self, key: PRNGKeyArray) -> AgentState: ...
 
     def update(self, state: AgentState, tapes: Tape) -> tuple[AgentState, dict[str, Any]]:
-        """One gradient step per tape; gives up the state it is handed."""
+        """One gradient step per tape. The state passed in must not be used again."""
         ...
 
     def policy(self, state: AgentState, deterministic: bool) -> Any:
-        """As imagination and evaluation want it: `initial`, `recall`, `act`."""
+        """The policy for imagination and evaluation: `initial`, `recall`, `act`."""
         ...
 
     def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows"]:
-        """Q(h_t, a_t) at the tapes' own actions; not a number where there is no critic."""
+        """Q(h_t, a_t) at the tapes' own actions; NaN where there is no critic."""
         ...
 
 

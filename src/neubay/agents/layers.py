@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 
 def float32(array: np.ndarray) -> Float[Array, "*shape"]:
+    """A NumPy array on the device, in single precision."""
     return jnp.asarray(array, jnp.float32)
 
 
@@ -54,7 +55,7 @@ class Linear(eqx.Module):
         return matmul(x, self.weight) + self.bias
 
     def centred(self) -> "Linear":
-        """The same Linear with the mean over its outputs taken off.
+        """The same Linear with the mean over its outputs subtracted.
 
         That is the first half of a LayerNorm. Done to the weights instead of to every row, it
         saves a pass over the rows, forwards and backwards.
@@ -77,5 +78,5 @@ def layer_norm(x: Float[Array, "*batch features"]) -> Float[Array, "*batch featu
 
 
 def activate(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """LayerNorm -> leaky ReLU of what a centred Linear yields."""
+    """LayerNorm -> leaky ReLU of the output of a centred Linear."""
     return jax.nn.leaky_relu(_unit_variance(x))

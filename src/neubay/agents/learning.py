@@ -171,8 +171,8 @@ class RecurrentAgent:
         """One gradient step on each tape; `tapes` has leaves (batches, rows, ...).
 
         Returns the mean of the metrics over the steps. Where there is a critic, `q_real` and
-        `q_imagined` are means over rows, and NaN if no tape had such a row. The state handed in
-        must not be used again: its memory is reused.
+        `q_imagined` are means over rows, and NaN if no tape had such a row. The state passed
+        in must not be used again: its memory is reused.
         """
         state, metrics = lax.scan(self.gradient_step, state, tapes)
         means = {name: values.mean() for name, values in metrics.items()}

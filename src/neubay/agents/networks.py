@@ -55,7 +55,7 @@ class Head(eqx.Module):
         return self.after_first(self.layers[0].centred()(x))
 
     def after_first(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows out"]:
-        """The rest of the head, given what its first Linear, centred, yields."""
+        """The rest of the head, from the output of its first Linear, centred."""
         x = activate(x)
         for layer in self.layers[1:]:
             x = activate(layer.centred()(x))

@@ -1,5 +1,6 @@
 """Every source gives the same tape for the same steps, and knows its task."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
 from helpers.data_checks import Log, check_invariants, make_log, small_task
-from neubay.data import Dataset, load
+from neubay.data import Dataset, load, validate
 from neubay.errors import DatasetError, TaskError
 from neubay.tasks import ContinuousActions, DiscreteActions
 
@@ -236,9 +237,55 @@ def test_a_recorded_task_is_known_again(tmp_path: Path) -> None:
 def test_a_task_of_another_size_names_both(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "hopper-medium-v2.hdf5", make_log().d4rl())
     with pytest.raises(DatasetError, match=r"size 3, .* task 'd4rl/hopper' have 11"):
+        load(path, "d4rl/hopper")
+    with h5py.File(path, "a") as file:
+        file.attrs["task"] = "d4rl/hopper"
+    with pytest.raises(DatasetError, match=r"size 3, .* task 'd4rl/hopper' have 11"):
         load(path)
     with pytest.raises(TaskError, match="unknown task"):
         load(path, "no such task")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scale", "reason"),
+    [
+        ((5, 1), 1.0, "states of size 5"),
+        ((3, 2), 1.0, "actions of size 2"),
+        ((3, 1), 3.0, r"outside \[-2, 2\]"),
+    ],
+)
+def test_a_name_alone_chooses_no_simulator(
+    tmp_path: Path, sizes: tuple[int, int], scale: float, reason: str
+) -> None:
+    log = make_log([50, 50], state_size=sizes[0], action_size=sizes[1])
+    log.actions *= scale
+    path = write_npz(tmp_path / "pendulum_rig.npz", log.d4rl())
+    said: list[str] = []
+    if scale > 1:  # a task of its own has bounds of its own, which these actions leave
+        with pytest.raises(DatasetError, match=r"outside the bounds \[-1, 1\]"):
+            load(path, tell=said.append)
+    else:
+        dataset = load(path, tell=said.append)
+        assert (dataset.task.name, dataset.task.env_id) == ("pendulum_rig", None)
+    assert re.search(f"not of task 'pendulum'.*{reason}", said[0])
+    findings = validate(path)
+    assert any("not of task 'pendulum'" in finding.message for finding in findings)
+
+
+def test_a_name_that_fits_is_believed_and_said(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "pendulum_rig.npz", make_log(action_size=1).d4rl())
+    said: list[str] = []
+    assert load(path, tell=said.append).task.env_id == "Pendulum-v1"
+    assert "taken for data of task 'pendulum'" in said[0] and len(said) == 1
+
+
+def test_numbers_that_a_named_task_has_not_are_not_of_it(tmp_path: Path) -> None:
+    log = make_log([60, 60], state_size=4, action_size=1)
+    log.actions = np.arange(120) % 3
+    said: list[str] = []
+    dataset = load(write_npz(tmp_path / "cartpole_x.npz", log.d4rl()), tell=said.append)
+    assert dataset.task.actions == DiscreteActions(3) and dataset.task.env_id is None
+    assert "holds 2, outside the numbers 0 to 1" in said[0]
 
 
 # ---------------------------------------------------------------------------------- specs

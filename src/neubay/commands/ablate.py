@@ -57,11 +57,12 @@ def ablate(arguments: list[str]) -> int:
         "other, and a table in the paper's form. The same command resumes what was "
         "interrupted; what is finished is not run again.",
     )
-    from neubay.commands.display import stopped
+    from neubay.commands.display import stopped, told
     from neubay.studies import ablations
 
     settings = flags.settings
-    dataset = named.load()
+    errors = Console(stderr=True, highlight=False)  # --dry-run prints commands alone
+    dataset = named.load(told(errors if flags.dry_run else Console(highlight=False)))
     folder = flags.out or Path("ablations") / dataset.name
     seeds = flags.seeds or (flags.values.seed,)
     planned = ablations.plan(flags.over, flags.values, dataset.task, seeds, folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich.console import Console
 
 from neubay import published
 from neubay.commands.report import read_runs
@@ -254,9 +255,11 @@ def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:
 
 
 def _datasets(groups: tuple[tuple[str, ...], ...]) -> list["Dataset"]:
+    from neubay.commands.display import told
     from neubay.data import load
 
-    return [load(source) for group in groups for source in group]
+    tell = told(Console(stderr=True, highlight=False))
+    return [load(source, tell=tell) for group in groups for source in group]
 
 
 def _at_least_one(flag: str, value: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
 
 from neubay.commands.data_display import (
     counted,
@@ -80,10 +81,12 @@ def info(
         png: Draw returns, lengths, states and actions to this file (.png, .pdf or .svg).
         json: Write every figure to this file; '-' prints them instead of the text.
     """
+    from neubay.commands.display import told
     from neubay.data import load
     from neubay.data.summary import summarise
 
-    summary = summarise(load(dataset, task))
+    tell = told(Console(stderr=json == "-", highlight=False))
+    summary = summarise(load(dataset, task, tell=tell))
     if json == "-":
         print_json(summary.record())
     else:
@@ -134,13 +137,14 @@ def convert(
     Args:
         force: Overwrite what is there.
     """
+    from neubay.commands.display import told
     from neubay.data import load
     from neubay.data.convert import parse_target, write
     from neubay.data.files import refuse_existing
 
     if not force:
         refuse_existing(parse_target(target).path)  # before the source is read
-    data = load(source, task)
+    data = load(source, task, tell=told(Console(highlight=False)))
     place = write(data, target, force=force)
     transitions = counted(data.transitions, "transition")
     print(f"{place.path}: {transitions}, hash {data.hash} as in the source")

@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from neubay.config import WorldConfig
+from neubay.runs.messages import Tell
 from neubay.runs.signals import Stopped
 from neubay.runs.tracking import Row, Tracker
 
@@ -70,6 +71,11 @@ class Display:
                 f"{row['horizon_p75']:.0f}, longest {row['horizon_max']:.0f}",
             )
         return Group(self.progress, table)
+
+
+def told(console: Console) -> Tell:
+    """Prints a sentence that the user should know."""
+    return lambda text: console.print(text, markup=False, soft_wrap=True)
 
 
 def _score(score: float | None) -> str:

@@ -38,6 +38,7 @@ from neubay.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
+    from neubay.runs.messages import Tell
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,19 @@ class NamedDataset:
         except DatasetError as problem:
             # Flags and help still follow the name; `load` reports the problem.
             self._problem = problem
-            known, name = identity(spec.split(":", 1)[-1], None, wanted)
+            known, name, _ = identity(spec.split(":", 1)[-1], None, wanted)
         self.published: Published = published_settings(known, name)
         """What the paper fixes for it."""
 
-    def load(self) -> "Dataset":
-        """Read it, once."""
+    def load(self, tell: "Tell") -> "Dataset":
+        """Read it, once; `tell` is given what was concluded from its name."""
         from neubay.data.store import MEMORY_LIMIT
 
         if problem := getattr(self, "_problem", None):
             raise problem
         with self._open:
+            if self._source.said is not None:
+                tell(self._source.said)
             return self._source.read(MEMORY_LIMIT)
 
     def close(self) -> None:

@@ -47,12 +47,12 @@ def train(arguments: list[str]) -> int:
         "command resumes a run that was interrupted.",
     )
     from neubay import experiment, world
-    from neubay.commands.display import stopped
+    from neubay.commands.display import stopped, told
     from neubay.runs import rundir, tracking
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
-    dataset = named.load()
+    dataset = named.load(told(console))
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
     preset = settings.preset_name
     imitates = config.agent.algorithm == "bc"  # in no world, so that no posterior judges it
@@ -119,7 +119,7 @@ def run_shown(
 ) -> "Result":
     """`experiment.run` with its progress on the console."""
     from neubay import experiment
-    from neubay.commands.display import Display, live_display, world_progress
+    from neubay.commands.display import Display, live_display, told, world_progress
 
     display = Display(config.agent.steps, _data_return(dataset))
     with (
@@ -132,7 +132,7 @@ def run_shown(
             directory,
             trackers=(*trackers, shown),
             world_progress=progress,
-            tell=lambda text: console.print(text, markup=False, soft_wrap=True),
+            tell=told(console),
             **options,
         )
 

@@ -40,11 +40,11 @@ def train(arguments: list[str]) -> int:
         "interrupted training.",
     )
     from neubay import preflight, world
-    from neubay.commands.display import stopped, world_progress
+    from neubay.commands.display import stopped, told, world_progress
 
     console = Console(highlight=False)
     settings, config = flags.settings, flags.values
-    dataset = named.load()
+    dataset = named.load(told(console))
     directory = flags.out or world.world_directory(dataset, config, flags.seed)
     console.print(
         f"[bold]{dataset.name}[/]: {len(dataset.world_rows):,} transitions; preset "
@@ -61,7 +61,7 @@ def train(arguments: list[str]) -> int:
             flags.seed,
             directory=directory,
             progress=progress,
-            tell=lambda text: console.print(text, markup=False, soft_wrap=True),
+            tell=told(console),
         )
     show(console, fitted)
     return 0

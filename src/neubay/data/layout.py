@@ -256,6 +256,30 @@ def _describe(low: np.ndarray, high: np.ndarray) -> str:
     return f"{low.tolist()} to {high.tolist()}"
 
 
+# ------------------------------------------------------------------ whose rows these may be
+
+
+def misfit(rows: Rows, task: Task) -> str | None:
+    """Why the rows are not of a task: other sizes, or actions outside its bounds; none if they
+    may be. What has no sound structure is left to those who read it."""
+    if structure_findings(rows):
+        return None
+    for finding in task_findings(rows, task):
+        return f"'{finding.key}' {finding.message}"
+    for begin, end in spans(len(rows), rows.block_rows):
+        values = rows.actions.read(begin, end)
+        if isinstance(task.actions, DiscreteActions):
+            numbers = values.reshape(-1)
+            odd = not_action_numbers(numbers, task.actions)
+            value, allowed = numbers[odd][:1], f"the numbers 0 to {task.actions.n - 1}"
+        else:
+            outside = outside_bounds(as_float32(values.reshape(len(values), -1)), task.actions)
+            value, allowed = ([], "") if outside is None else ([outside.value], outside.bounds)
+        if len(value):
+            return f"'{rows.actions.key}' holds {value[0]:g}, outside {allowed}"
+    return None
+
+
 # --------------------------------------------------------------- a task made from the data
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from neubay.data.archives import damage_reported, hdf5_column, refuse_link
 from neubay.data.findings import error
-from neubay.data.layout import meaning, with_longest_episode, write_block
+from neubay.data.layout import meaning, outside_bounds, with_longest_episode, write_block
 from neubay.data.rows import BLOCK_ROWS, Block, Keys
 from neubay.data.store import TapeWriter, build_tape
 from neubay.errors import DatasetError
@@ -87,17 +87,30 @@ class MinariSource:
         unknown = task is None and not self.horizon_known
         return tape, with_longest_episode(chosen, tape) if unknown else chosen
 
-    def _refuse_other_sizes(self, task: Task) -> None:
+    def misfit(self, task: Task) -> str | None:
+        """Why the data is not of a task: other sizes, or an action space beyond its bounds."""
+        ours, theirs = self.task.actions, task.actions
+        if self._other_sizes(task):
+            return f"it has {_describe(self.task)}, the task {_describe(task)}"
+        if isinstance(ours, ContinuousActions) and isinstance(theirs, ContinuousActions):
+            outside = outside_bounds(np.stack([ours.low, ours.high]), theirs)
+            if outside is not None:
+                return f"its actions reach {outside.value:g}, outside {outside.bounds}"
+        return None
+
+    def _other_sizes(self, task: Task) -> bool:
         ours, theirs = self.task, task
-        same_kind = isinstance(ours.actions, type(theirs.actions))
-        if (
-            not same_kind
+        return (
+            not isinstance(ours.actions, type(theirs.actions))
             or ours.state_size != theirs.state_size
             or ours.actions.size != theirs.actions.size
-        ):
+        )
+
+    def _refuse_other_sizes(self, task: Task) -> None:
+        if self._other_sizes(task):
             raise DatasetError(
-                f"{self.folder}: has {_describe(ours)}, but task '{task.name}' has "
-                f"{_describe(theirs)}. Name the right task."
+                f"{self.folder}: has {_describe(self.task)}, but task '{task.name}' has "
+                f"{_describe(task)}. Name the right task."
             )
 
     def _write(self, task: Task, writer: TapeWriter) -> None:

@@ -16,17 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from neubay.data import builtin, download
 from neubay.data.archives import Archive, open_archive
 from neubay.data.catalogue import FILES
 from neubay.data.dataset import Dataset
-from neubay.data.layout import anonymous_task, tape_of
+from neubay.data.layout import anonymous_task, misfit, tape_of
 from neubay.data.minari_source import is_minari_folder, open_minari
 from neubay.data.rows import Rows
 from neubay.data.store import MEMORY_LIMIT
 from neubay.errors import DatasetError, TaskError
+from neubay.runs.messages import Tell, log
 from neubay.tasks import Task, get_task, identify
 
 FILE_SCHEMES = ("d4rl", "neorl", "npz", "hdf5")
@@ -69,6 +70,8 @@ class Source:
     """What a file holds; none for Minari and the built-in dataset."""
     read: Callable[[int], Dataset]
     """Reads it, given the bytes of the tape beyond which it is memory-mapped."""
+    said: str | None = None
+    """What the name of the data suggested, and whether it was believed."""
 
     @property
     def task(self) -> Task | None:
@@ -79,17 +82,25 @@ class Source:
 
 
 def load(
-    spec: str | Path, task: Task | str | None = None, *, memory_limit: int = MEMORY_LIMIT
+    spec: str | Path,
+    task: Task | str | None = None,
+    *,
+    memory_limit: int = MEMORY_LIMIT,
+    tell: Tell = log,
 ) -> Dataset:
     """Read a dataset.
 
     Args:
         spec: where it is, in one of the forms above.
         task: the task or the name of one. Unless given, it is the task recorded in the file, or
-            the one that the dataset's name says, or else one with the data's sizes alone.
+            the one that the dataset's name says where sizes and actions fit it, or else one with
+            the data's sizes alone.
         memory_limit: bytes of the tape beyond which it is kept in the cache and memory-mapped.
+        tell: is given, in a sentence, what was concluded from the name.
     """
     with open_source(locate(str(spec)), task) as source:
+        if source.said is not None:
+            tell(source.said)
         return source.read(memory_limit)
 
 
@@ -98,22 +109,24 @@ def open_source(place: Place, task: Task | str | None = None) -> Iterator[Source
     """Open a dataset and find out whose it is."""
     wanted = get_task(task) if isinstance(task, str) else task
     if place.kind == "builtin":
-        known, _ = identity(place.where, None, wanted)
+        known = identity(place.where, None, wanted).task
         yield Source(known, None, None, lambda _: _builtin(place.where, wanted))
     elif place.kind == "minari":
         minari = open_minari(place.where)
-        known, published = identity(minari.name, minari.recorded_task, wanted)
+        found = identity(minari.name, minari.recorded_task, wanted, minari.misfit)
+        known, published, said = found
 
         def read_minari(memory_limit: int) -> Dataset:
             tape, chosen = minari.tape(known, memory_limit)
             return Dataset(tape, chosen, minari.name, str(minari.folder), published)
 
-        yield Source(known or minari.task, published, None, read_minari)
+        yield Source(known or minari.task, published, None, read_minari, said)
     else:
         path = place.path
         with open_archive(path) as archive:
             rows = rows_of(archive)
-            known, published = identity(path.name, archive.task_name, wanted)
+            found = identity(path.name, archive.task_name, wanted, lambda task: misfit(rows, task))
+            known, published, said = found
 
             def read_file(memory_limit: int) -> Dataset:
                 tape, chosen = tape_of(
@@ -121,7 +134,7 @@ def open_source(place: Place, task: Task | str | None = None) -> Iterator[Source
                 )
                 return Dataset(tape, chosen, path.stem, str(path), published)
 
-            yield Source(known, published, rows, read_file)
+            yield Source(known, published, rows, read_file, said)
 
 
 def locate(spec: str) -> Place:
@@ -185,19 +198,42 @@ def _builtin(name: str, task: Task | None) -> Dataset:
     return dataset
 
 
+class Identity(NamedTuple):
+    """Whose data it is."""
+
+    task: Task | None
+    published: str | None
+    """The name of the paper's dataset that it is."""
+    said: str | None = None
+    """What its name suggested, and whether it was believed; none where the name did not decide."""
+
+
 def identity(
-    name: str, recorded: str | None, wanted: Task | None
-) -> tuple[Task | None, str | None]:
-    """The task of a dataset, and the name of the paper's dataset that it is."""
+    name: str,
+    recorded: str | None,
+    wanted: Task | None,
+    unlike: Callable[[Task], str | None] = lambda _: None,
+) -> Identity:
+    """The task of a dataset: the one asked for, the one recorded with the data, or the one that
+    its name suggests, unless `unlike` says why the data cannot be of it."""
     named, published = identify(name)
     if wanted is not None:
-        return wanted, published if named is not None and named.name == wanted.name else None
+        same = named is not None and named.name == wanted.name
+        return Identity(wanted, published if same else None)
     if recorded is not None:
         try:
-            return get_task(recorded), published if named and named.name == recorded else None
-        except TaskError:  # recorded where a task was registered that is not here
-            pass
-    return named, published
+            same = named is not None and named.name == recorded
+            return Identity(get_task(recorded), published if same else None)
+        except TaskError:  # a task of its own, or one that is registered elsewhere
+            return Identity(None, None)
+    if named is None:
+        return Identity(None, None)
+    reason = unlike(named)
+    if reason is None:
+        said = f"{name}: taken for data of task '{named.name}', as its name says; sizes and "
+        return Identity(named, published, said + "actions fit")
+    said = f"{name}: not of task '{named.name}', as its name suggests: {reason}. It gets a task of "
+    return Identity(None, None, said + "its own, without environment and termination rule")
 
 
 def _origin(path: Path) -> dict[str, Any]:

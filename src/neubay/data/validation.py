@@ -53,20 +53,21 @@ def _findings(source: str | Path | Dataset, task: Task | None) -> list[Finding]:
     try:
         with open_source(place, task) as opened:
             if opened.rows is not None:
-                return row_findings(opened.rows, opened.known)
+                return row_findings(opened.rows, opened.known, opened.said)
             return _findings(opened.read(MEMORY_LIMIT), task)
     except NeubayError as problem:
         return [from_error(problem, place.where)]
 
 
-def row_findings(rows: Rows, task: Task | None) -> list[Finding]:
-    """Check rows against a task; none for what is known of the data alone."""
+def row_findings(rows: Rows, task: Task | None, said: str | None = None) -> list[Finding]:
+    """Check rows against a task; none for what is known of the data alone. `said` is why it is
+    none where a name suggested one."""
     found = structure_findings(rows)
     if found:
         return found
     if task is None:
         chosen = anonymous_task(rows, rows.file)
-        found.append(_unknown_task(rows))
+        found.append(_unknown_task(rows, said))
     else:
         chosen = task
         found += task_findings(rows, task)
@@ -89,13 +90,14 @@ def row_findings(rows: Rows, task: Task | None) -> list[Finding]:
     return found
 
 
-def _unknown_task(rows: Rows) -> Finding:
+def _unknown_task(rows: Rows, said: str | None) -> Finding:
     return Finding(
-        "note",
+        "note" if said is None else "warning",
         rows.file,
         None,
         None,
-        "belongs to no known task: horizon, action bounds and terminals cannot be checked",
+        "belongs to no known task: horizon, action bounds and terminals cannot be checked"
+        + ("" if said is None else f"; {said.partition(': ')[2]}"),
         "Name the task if there is one",
     )
 

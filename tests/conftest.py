@@ -27,6 +27,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     os.environ.setdefault("MUJOCO_GL", "egl")
+    os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"  # mixing dtypes is an error
 
 from hypothesis import settings
 from jaxtyping import install_import_hook

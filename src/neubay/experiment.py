@@ -25,7 +25,7 @@ from neubay.runs.checkpoints import CHECKPOINTS, EVERY, Checkpoints
 from neubay.runs.files import atomic_write_json, read_json, tree_hash
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
-from neubay.runs.signals import deferred_signals, leave_if_asked
+from neubay.runs.signals import deferred_signals, stop_if_signalled
 from neubay.runs.tracking import Tracker
 from neubay.runs.values import finite
 from neubay.tasks import published_settings
@@ -126,7 +126,7 @@ def run(
         trained = train_agent(dataset, fitted if needs_world else None, config, track, checkpoints)
         policy, summary = _result(dataset, fitted, config, trained, directory, seconds)
         checkpoints.finish(kept=1)
-        leave_if_asked()
+        stop_if_signalled()
         return Result(policy, fitted, summary, directory)
 
 

@@ -22,7 +22,7 @@ from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
 from neubay.errors import TrainingError
 from neubay.published import Over
-from neubay.runs.signals import deferred_signals, leave_if_asked
+from neubay.runs.signals import deferred_signals, stop_if_signalled
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
@@ -122,7 +122,7 @@ def _train(
             except TrainingError as error:
                 failed += 1
                 console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)
-            leave_if_asked()
+            stop_if_signalled()
     return failed
 
 

@@ -14,7 +14,7 @@ from filelock import lock_descriptor
 
 from neubay.errors import RunError
 from neubay.runs.messages import Tell
-from neubay.runs.signals import leave_if_asked
+from neubay.runs.signals import stop_if_signalled
 
 LOCK_FILE = "lock"
 """Locked by the process that works in a folder, which writes into it who it is. It is never
@@ -55,7 +55,7 @@ def _acquired(directory: Path, waiting: Tell | None) -> IO[str]:
             except OSError as error:
                 raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
             holder = _holder(file)
-        leave_if_asked()
+        stop_if_signalled()
         if time.monotonic() - begun < _GRACE:
             time.sleep(_GRACE / 10)
             continue

@@ -19,24 +19,24 @@ class Stopped(Interrupted):
     """It was answered at a safe point: what was done is saved."""
 
 
-_held_back: list[int] | None = None  # signals that arrived, while they are held back
+_deferred: list[int] | None = None  # signals that arrived while they are deferred
 
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[Callable[[], int]]:
-    """Hold SIGINT and SIGTERM back; the yielded function gives the one that has arrived, or 0.
+    """Defer SIGINT and SIGTERM; the yielded function gives the one that has arrived, or 0.
 
     The caller asks at points where its state is whole, saves, and raises `Stopped`; where nothing
-    is left to save, `leave_if_asked` does. A second signal stops at once, with what the last
+    is left to save, `stop_if_signalled` does. A second signal stops at once, with what the last
     checkpoint has. Inside another such block this one shares its signals. Outside the main thread
-    signals cannot be held back, and none arrive.
+    signals cannot be deferred, and none arrive.
     """
-    global _held_back
+    global _deferred
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    outermost = _held_back is None
-    arrived: list[int] = [] if _held_back is None else _held_back
+    outermost = _deferred is None
+    arrived: list[int] = [] if _deferred is None else _deferred
 
     def note(signum: int, frame: FrameType | None) -> None:
         if arrived:
@@ -46,17 +46,17 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
     if not outermost:
         yield lambda: arrived[0] if arrived else 0
         return
-    _held_back = arrived
+    _deferred = arrived
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: arrived[0] if arrived else 0
     finally:
-        _held_back = None
+        _deferred = None
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def leave_if_asked() -> None:
-    """A safe point: raises `Stopped` where a signal is held back that asks to end."""
-    if _held_back:
-        raise Stopped(_held_back[0])
+def stop_if_signalled() -> None:
+    """A safe point: raises `Stopped` if a signal has arrived."""
+    if _deferred:
+        raise Stopped(_deferred[0])

@@ -26,7 +26,7 @@ from neubay.runs import rundir, tracking
 from neubay.runs.files import atomic_write_json, read_json
 from neubay.runs.messages import Tell
 from neubay.runs.provenance import provenance
-from neubay.runs.signals import deferred_signals, leave_if_asked
+from neubay.runs.signals import deferred_signals, stop_if_signalled
 from neubay.runs.tracking import Tracker
 from neubay.studies import theory
 from neubay.studies.theory import Belief, Plan
@@ -197,7 +197,7 @@ def run(
         if not rundir.is_finished(directory):
             summary = _run(preset, seed, directory, configs, overrides or {}, tell, track)
             atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
-            leave_if_asked()
+            stop_if_signalled()
         return read_json(directory / rundir.SUMMARY_FILE)
 
 
@@ -229,7 +229,7 @@ def _run(
     }
     for penalty, chosen in configs.items():
         name = f"{penalty:g}"
-        leave_if_asked()
+        stop_if_signalled()
         tell(f"agent with lambda = {name}")
         result = experiment.run(
             dataset,

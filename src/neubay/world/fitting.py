@@ -23,7 +23,7 @@ from neubay.runs.files import arrays_of
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
-from neubay.runs.signals import Stopped, deferred_signals, leave_if_asked
+from neubay.runs.signals import Stopped, deferred_signals, stop_if_signalled
 from neubay.world.fitted import (
     WORLD_FILE,
     EpochRecord,
@@ -114,7 +114,7 @@ def fit(
             fitted = _fit(dataset, config, seed, checkpoints, show)
             save(fitted, directory)
             checkpoints.finish(kept=0)
-            leave_if_asked()
+            stop_if_signalled()
             return fitted
     except OSError as error:
         raise WorldError(
@@ -169,7 +169,7 @@ def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
         fitted,
         world=smaller,
         kept=fitted.kept[:members],
-        data_uncertainty=uncertainty_over(smaller, dataset, lambda _: leave_if_asked()),
+        data_uncertainty=uncertainty_over(smaller, dataset, lambda _: stop_if_signalled()),
         config=fitted.config.model_copy(update={"members": members}),
     )
 

@@ -1,5 +1,6 @@
 """Configuration: presets are what they say, and what is wrong is explained."""
 
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -97,3 +98,48 @@ def test_a_file_that_is_no_settings_is_refused(tmp_path: Path, text: str) -> Non
         read_yaml(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_yaml(tmp_path / "absent.yaml")
+
+
+ALIASES = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join(9 * [f'*{before}'])}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ALIASES, "more than 10,000 values, aliases counted"),
+        ("a: &a [*a]", "has no anchor before it"),
+        ("a: " + 5000 * "[" + 5000 * "]", "nested more than 20 levels"),
+        (5000 * "- ", "nested more than 20 levels"),
+        ("agent: {kappa: 1}\nagent: {kappa: 2}", "'agent' is given twice, in line 2"),
+        ("agent: {kappa: 1, kappa: 2}", "'kappa' is given twice"),
+        ("a: " + 200_000 * "x", "more than 100,000 bytes"),
+        ("seed: " + 6000 * "9", "digits"),
+        ("seed: " + ":".join(3000 * ["59"]), "too large"),
+        ("seed: 2020-99-99", "month"),
+        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    ],
+)
+def test_a_file_that_is_no_settings_is_refused_at_once(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    begun = time.process_time()
+    with pytest.raises(ConfigError, match=message) as problem:
+        read_yaml(path)
+    assert "settings.yaml" in str(problem.value)
+    assert time.process_time() - begun < 5
+
+
+def test_anchors_may_be_used_as_yaml_means_them(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("x: &x {k: 1}\ny: {<<: *x, m: 2}\nz: *x\n")
+    assert read_yaml(path) == {"x": {"k": 1}, "y": {"k": 1, "m": 2}, "z": {"k": 1}}
+
+
+def test_what_is_not_a_file_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a file"):
+        read_yaml(Path("/dev/zero"))

@@ -260,15 +260,52 @@ def _field_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     return paths
 
 
+LARGEST_YAML = 100_000
+"""Bytes of a file of settings: more is not one."""
+DEEPEST_YAML = 20
+MOST_YAML = 10_000
+"""Values of a file of settings, those that aliases repeat counted each time."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own loader of plain values, which refuses keys given twice and absurd numbers."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise yaml.YAMLError(f"the key '{key.value}' is given twice, in line {line}")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number = int(super().construct_yaml_int(node))
+        if abs(number) > 1 << 63:  # also one that is written as 59:59:59:...
+            raise yaml.YAMLError(f"a number is too large, in line {node.start_mark.line + 1}")
+        return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Nested settings from a YAML file, to be merged over a preset by `updated`."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is not a file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_YAML + 1)
+        text = content.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+    if len(content) > LARGEST_YAML:
+        raise ConfigError(f"{path}: more than {LARGEST_YAML:,} bytes, which is no file of settings")
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        _refuse_huge_yaml(text)
+        values = _Loader(text).get_single_data()
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if values is None:
         return {}
@@ -277,6 +314,32 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: expected settings such as 'agent:', got {type(values).__name__}"
         )
     return values
+
+
+def _refuse_huge_yaml(text: str) -> None:
+    """Refuse what is small as a text and huge as values: deep nesting, aliases of aliases."""
+    sizes: dict[str, int] = {}  # anchor -> values below it
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, values before it
+    count = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise yaml.YAMLError(f"the alias '*{event.anchor}' has no anchor before it")
+            count += sizes[event.anchor]
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, count - 1))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+        if len(open_nodes) > DEEPEST_YAML:
+            raise yaml.YAMLError(f"nested more than {DEEPEST_YAML} levels deep")
+        if count > MOST_YAML:
+            raise yaml.YAMLError(f"more than {MOST_YAML:,} values, aliases counted each time")
 
 
 # What a benchmark changes in the published setting of locomotion. CartPole is not in the paper. Its

@@ -78,7 +78,8 @@ def ablate(arguments: list[str]) -> int:
         f"{len(planned)} runs in {folder}"
     )
     with stopped(console, shlex.join(["neubay", "ablate", *arguments])):
-        failed = _train(console, dataset, settings.preset_name, planned, commands)
+        about = {"preset": settings.preset_name, "variant": "neubay", **settings.record()}
+        failed = _train(console, dataset, about, planned, commands)
         _report(flags.over, folder, planned)
     return 1 if failed else 0
 
@@ -86,8 +87,7 @@ def ablate(arguments: list[str]) -> int:
 def _command(settings: Settings, defaults: TrainConfig, run: "Planned") -> str:
     """The `neubay train` that is this run."""
     words = ["neubay", "train", settings.dataset, "--preset", settings.preset_name]
-    if settings.task is not None:
-        words += ["--task", settings.task]
+    words += settings.words()
     if settings.config is not None:
         words += ["--config", str(settings.config)]
     words += as_flags(run.config, defaults)
@@ -97,7 +97,7 @@ def _command(settings: Settings, defaults: TrainConfig, run: "Planned") -> str:
 def _train(
     console: Console,
     dataset: "Dataset",
-    preset: str,
+    about: dict[str, str],
     planned: "Sequence[Planned]",
     commands: Sequence[str],
 ) -> int:
@@ -116,9 +116,9 @@ def _train(
             )
             if not finished:
                 ablations.share_pool(dataset, main[run.seed], run.config)
-            about = {"command": command, "preset": preset, "variant": "neubay"}
+            asked = {"command": command, **about}
             try:
-                run_shown(console, dataset, run.config, run.directory, about=about)
+                run_shown(console, dataset, run.config, run.directory, about=asked)
             except TrainingError as error:
                 failed += 1
                 console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)

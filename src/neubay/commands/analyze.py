@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from neubay import published
+from neubay.commands.options import TaskFlags, Unprefixed, named_data
 from neubay.commands.report import read_runs
 from neubay.errors import NeubayError
 from neubay.runs.files import atomic_write_json, read_json, write_between
@@ -31,11 +32,19 @@ Datasets = Annotated[
     tyro.conf.UseAppendAction,
     tyro.conf.arg(metavar="DATASET ...", help_behavior_hint=""),
 ]
+Belongs = Annotated[TaskFlags, Unprefixed]
+NO_FLAGS = TaskFlags()
 Sources = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
 Files = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")]
 
 
-def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("analysis")) -> None:
+def uncertainty(
+    *,
+    world: Worlds = (),
+    data: Datasets = (),
+    belongs: Belongs = NO_FLAGS,
+    out: Path = Path("analysis"),
+) -> None:
     """How a world's uncertainty is spread over its own data and over other data.
 
     Writes uncertainty.png, the empirical distribution functions of U in units of its mean over
@@ -49,7 +58,7 @@ def uncertainty(*, world: Worlds = (), data: Datasets = (), out: Path = Path("an
     from neubay.report.studies.world_figures import uncertainty_figure
     from neubay.studies.spread import uncertainty_spread
 
-    worlds, datasets = _worlds(world), _datasets(data)
+    worlds, datasets = _worlds(world), _datasets(data, belongs)
     spreads = [
         uncertainty_spread(name, fitted, dataset)
         for name, fitted in worlds.items()
@@ -70,6 +79,7 @@ def compounding(
     *,
     world: Worlds = (),
     data: Datasets = (),
+    belongs: Belongs = NO_FLAGS,
     rollouts: int = 200,
     steps: int | None = None,
     seed: int = 0,
@@ -93,7 +103,7 @@ def compounding(
 
     _at_least_one("--rollouts", rollouts)
     _at_least_one("--steps", 1 if steps is None else steps)
-    worlds, datasets = _worlds(world), _datasets(data)
+    worlds, datasets = _worlds(world), _datasets(data, belongs)
     if not datasets:
         raise NeubayError("name the datasets whose actions are replayed: --data DATASET")
     results = []
@@ -123,6 +133,7 @@ def calibration(
     *,
     world: World,
     data: Datasets = (),
+    belongs: Belongs = NO_FLAGS,
     transitions: int = 100_000,
     seed: int = 0,
     out: Path = Path("analysis"),
@@ -143,7 +154,7 @@ def calibration(
     from neubay.studies.calibration import calibration
 
     _at_least_one("--transitions", transitions)
-    worlds, datasets = _worlds(((world,),)), _datasets(data)
+    worlds, datasets = _worlds(((world,),)), _datasets(data, belongs)
     ((name, fitted),) = worlds.items()
     result = calibration(name, fitted, datasets, transitions=transitions, seed=seed)
     record = result.record()
@@ -254,12 +265,11 @@ def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:
     return {name: world.load(path) for name, path in zip(names, directories, strict=True)}
 
 
-def _datasets(groups: tuple[tuple[str, ...], ...]) -> list["Dataset"]:
+def _datasets(groups: tuple[tuple[str, ...], ...], belongs: TaskFlags) -> list["Dataset"]:
     from neubay.commands.display import told
-    from neubay.data import load
 
     tell = told(Console(stderr=True, highlight=False))
-    return [load(source, tell=tell) for group in groups for source in group]
+    return [named_data(source, belongs, tell) for group in groups for source in group]
 
 
 def _at_least_one(flag: str, value: int) -> None:

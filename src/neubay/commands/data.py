@@ -16,6 +16,7 @@ from neubay.commands.data_display import (
     show_summary,
     write_json,
 )
+from neubay.commands.options import TaskFlags, Unprefixed, named_data
 
 # Other imports of ours happen inside the commands: `--help` answers at once.
 
@@ -47,7 +48,8 @@ TaskArgument = Annotated[
 NameArgument = Annotated[
     tyro.conf.Positional[str], _shown("NAME", "As in 'neubay data list': hopper-medium-v2.")
 ]
-TaskFlag = Annotated[str | None, _shown("NAME", "Task of the data, where its name does not say.")]
+Belongs = Annotated[TaskFlags, Unprefixed]
+NO_FLAGS = TaskFlags()
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 CountFlag = Annotated[int | None, _shown("N")]
 
@@ -71,7 +73,7 @@ def list_datasets(*, json: Switch = False) -> None:
 def info(
     dataset: SourceArgument,
     *,
-    task: TaskFlag = None,
+    belongs: Belongs = NO_FLAGS,
     png: Annotated[Path | None, _shown("FILE")] = None,
     json: Annotated[str | None, _shown("FILE")] = None,
 ) -> None:
@@ -82,11 +84,10 @@ def info(
         json: Write every figure to this file; '-' prints them instead of the text.
     """
     from neubay.commands.display import told
-    from neubay.data import load
     from neubay.data.summary import summarise
 
     tell = told(Console(stderr=json == "-", highlight=False))
-    summary = summarise(load(dataset, task, tell=tell))
+    summary = summarise(named_data(dataset, belongs, tell))
     if json == "-":
         print_json(summary.record())
     else:
@@ -101,7 +102,11 @@ def info(
 
 
 def validate(
-    dataset: SourceArgument, *, task: TaskFlag = None, strict: Switch = False, json: Switch = False
+    dataset: SourceArgument,
+    *,
+    belongs: Belongs = NO_FLAGS,
+    strict: Switch = False,
+    json: Switch = False,
 ) -> int:
     """Check a dataset; every finding names file, key, row, and what to do about it.
 
@@ -115,7 +120,7 @@ def validate(
 
     from neubay.data import validate as find
 
-    findings = find(dataset, task)
+    findings = find(dataset, belongs.chosen(), action_bounds=belongs.action_bounds)
     failing = {"error", "warning"} if strict else {"error"}
     code = int(any(finding.severity in failing for finding in findings))
     if json:
@@ -129,7 +134,7 @@ def convert(
     source: SourceArgument,
     target: TargetArgument,
     *,
-    task: TaskFlag = None,
+    belongs: Belongs = NO_FLAGS,
     force: Switch = False,
 ) -> None:
     """Write any dataset as Minari or D4RL HDF5, loss-free: the result is read back and compared.
@@ -138,13 +143,12 @@ def convert(
         force: Overwrite what is there.
     """
     from neubay.commands.display import told
-    from neubay.data import load
     from neubay.data.convert import parse_target, write
     from neubay.data.files import refuse_existing
 
     if not force:
         refuse_existing(parse_target(target).path)  # before the source is read
-    data = load(source, task, tell=told(Console(highlight=False)))
+    data = named_data(source, belongs, told(Console(highlight=False)))
     place = write(data, target, force=force)
     transitions = counted(data.transitions, "transition")
     print(f"{place.path}: {transitions}, hash {data.hash} as in the source")

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from neubay.commands.options import action_bounds, numbers
 from neubay.errors import ConfigError
 
 # Imports of ours happen inside the command: `--help` answers at once.
@@ -83,8 +84,8 @@ def import_log(
             "timeout": timeout,
         },
         reward_at=reward_at,
-        gap=None if gap.lower() == "none" else _numbers("--gap", gap)[0],
-        action_bounds=_bounds(action_low, action_high),
+        gap=None if gap.lower() == "none" else numbers("--gap", gap)[0],
+        action_bounds=action_bounds(action_low, action_high),
     )
     _write(imported, Path(logs[0]).stem, target, dry_run=dry_run, force=force)
 
@@ -128,19 +129,3 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _numbers(flag: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{flag} {text}: expected a number, or several with commas") from None
-
-
-def _bounds(low: str | None, high: str | None) -> Any:
-    if low is None and high is None:
-        return None
-    if low is None or high is None:
-        raise ConfigError("give both --action-low and --action-high, or neither")
-    bounds = [_numbers("--action-low", low), _numbers("--action-high", high)]
-    return tuple(bound[0] if len(bound) == 1 else bound for bound in bounds)

@@ -1,4 +1,5 @@
-"""Flags over a file over a preset: how the commands that train build their configuration.
+"""Which data a command is given, and flags over a file over a preset: how the commands that train
+build their configuration.
 
 The preset depends on the dataset, and the flags' defaults on the preset and the file. So the
 command line is parsed twice: once for what decides the defaults, once for everything.
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import tyro
 from pydantic import ValidationError
@@ -38,17 +39,82 @@ from neubay.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
+    from neubay.data.sources import Bounds
     from neubay.runs.messages import Tell
+    from neubay.tasks import Task
+
+
+def _shown(metavar: str) -> Any:
+    """How an argument looks in the help text."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 @dataclass(frozen=True)
-class Settings:
+class TaskFlags:
+    """What the data belongs to, the same flags for every command that takes data."""
+
+    task: Annotated[str | None, _shown("NAME|none")] = None
+    """The task the data belongs to, where its name does not say; 'none': to no task."""
+    task_file: Annotated[Path | None, _shown("FILE")] = None
+    """A task of your own: a .yaml file, or a .py file, which is run."""
+    action_low: Annotated[str | None, _shown("X|X,X,...")] = None
+    """The lowest value of the actions, one for all or one each, of data that belongs to no task."""
+    action_high: Annotated[str | None, _shown("X|X,X,...")] = None
+    """The highest."""
+
+    def chosen(self) -> "Task | str | None":
+        """The task to give to `load`."""
+        if self.task_file is None:
+            return self.task
+        if self.task is not None:
+            raise ConfigError("give --task or --task-file, not both")
+        from neubay.tasks.files import read_task
+
+        return read_task(self.task_file)
+
+    @property
+    def action_bounds(self) -> "Bounds | None":
+        return action_bounds(self.action_low, self.action_high)
+
+    def words(self) -> list[str]:
+        """As words of a command."""
+        given = [(field.name, getattr(self, field.name)) for field in fields(TaskFlags)]
+        return [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
+
+    def record(self) -> dict[str, str]:
+        """What a run remembers: it is not resumed with another task file."""
+        if self.task_file is None:
+            return {}
+        from neubay.tasks.files import fingerprint
+
+        return {"task_file": fingerprint(self.task_file)}
+
+
+def action_bounds(low: str | None, high: str | None) -> "Bounds | None":
+    """Bounds of actions from the two flags."""
+    if low is None and high is None:
+        return None
+    if low is None or high is None:
+        raise ConfigError("give both --action-low and --action-high, or neither")
+    bounds = [numbers("--action-low", low), numbers("--action-high", high)]
+    first, second = (bound[0] if len(bound) == 1 else bound for bound in bounds)
+    return first, second
+
+
+def numbers(flag: str, text: str) -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{flag} {text}: expected a number, or several with commas") from None
+
+
+@dataclass(frozen=True)
+class Settings(TaskFlags):
     """What decides the defaults of all other flags."""
 
     dataset: tyro.conf.Positional[str] = "pendulum"
     """A file, d4rl:NAME, neorl:NAME, minari:ID, or pendulum, the built-in one."""
-    task: str | None = None
-    """The task the data belongs to, where its name does not say."""
     preset: Preset | None = None
     """Published sizes, or sizes for two cores; by default cpu unless there is an accelerator."""
     config: Path | None = None
@@ -68,35 +134,41 @@ class TrainSettings(Settings):
 class NamedDataset:
     """The dataset that a command names: found, checked and opened once, read when needed."""
 
-    def __init__(self, spec: str, task: str | None) -> None:
-        from neubay.data.sources import identity, locate, open_source
+    def __init__(self, spec: str, flags: TaskFlags) -> None:
+        from neubay.data.sources import NO_TASK, identity, locate, open_source
         from neubay.tasks import get_task, published_settings
 
-        wanted = None if task is None else get_task(task)
+        wanted, bounds = flags.chosen(), flags.action_bounds
+        if isinstance(wanted, str) and wanted != NO_TASK:
+            wanted = get_task(wanted)
         self._open = ExitStack()
         try:
-            self._source = self._open.enter_context(open_source(locate(spec), wanted))
+            self._source = self._open.enter_context(open_source(locate(spec), wanted, bounds))
             known, name = self._source.task, self._source.published
         except DatasetError as problem:
             # Flags and help still follow the name; `load` reports the problem.
             self._problem = problem
-            known, name, _ = identity(spec.split(":", 1)[-1], None, wanted)
+            known = None if isinstance(wanted, str) else wanted
+            known, name, _ = identity(spec.split(":", 1)[-1], None, known)
         self.published: Published = published_settings(known, name)
         """What the paper fixes for it."""
 
     def load(self, tell: "Tell") -> "Dataset":
-        """Read it, once; `tell` is given what was concluded from its name."""
-        from neubay.data.store import MEMORY_LIMIT
-
+        """Read it, once; `tell` is given what was concluded from its name or assumed."""
         if problem := getattr(self, "_problem", None):
             raise problem
         with self._open:
-            if self._source.said is not None:
-                tell(self._source.said)
-            return self._source.read(MEMORY_LIMIT)
+            return self._source.load(tell)
 
     def close(self) -> None:
         self._open.close()
+
+
+def named_data(spec: str, flags: TaskFlags, tell: "Tell") -> "Dataset":
+    """Read the dataset that a command names, with what its flags say of it."""
+    from neubay.data import load
+
+    return load(spec, flags.chosen(), action_bounds=flags.action_bounds, tell=tell)
 
 
 def train_defaults(settings: Settings, published: Published) -> TrainConfig:
@@ -154,7 +226,7 @@ def parse(
     defaults `defaults` makes from the settings; and the dataset that they name."""
     make: Any = flags
     guess = _parse_settings(settings, arguments)
-    dataset = NamedDataset(guess.dataset, guess.task)
+    dataset = NamedDataset(guess.dataset, guess)
     try:
         while True:
             default = make(settings=guess, values=defaults(guess, dataset.published))
@@ -170,9 +242,9 @@ def parse(
             if found == guess:
                 return replace(parsed, values=_checked(parsed.values)), dataset
             # The dataset stood behind another flag: its defaults are others.
-            if (found.dataset, found.task) != (guess.dataset, guess.task):
+            if (found.dataset, found.words()) != (guess.dataset, guess.words()):
                 dataset.close()
-                dataset = NamedDataset(found.dataset, found.task)
+                dataset = NamedDataset(found.dataset, found)
             guess = found
     except BaseException:  # help, a wrong flag, Ctrl-C: no file stays open
         dataset.close()
@@ -222,7 +294,8 @@ def _parse_settings(settings: type[Settings], arguments: list[str]) -> Settings:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for field in fields(settings):
         if field.name != "dataset":
-            parser.add_argument(f"--{field.name}", default=field.default)
+            spellings = {f"--{field.name.replace('_', '-')}", f"--{field.name}"}
+            parser.add_argument(*spellings, dest=field.name, default=field.default)
     try:
         seen, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError:  # a flag without its value: the full parser says so
@@ -233,8 +306,8 @@ def _parse_settings(settings: type[Settings], arguments: list[str]) -> Settings:
         *VARIANTS,
     ):
         return settings()
-    if found["config"] is not None:
-        found["config"] = Path(found["config"])
+    for name in ("config", "task_file"):
+        found[name] = None if found[name] is None else Path(found[name])
     if others and not others[0].startswith("-"):
         found["dataset"] = others[0]
     return settings(**found)

@@ -75,6 +75,7 @@ def train(arguments: list[str]) -> int:
         "command": command,
         "preset": preset,
         "variant": settings.variant,
+        **settings.record(),
     }
     with stopped(console, command):
         result = run_shown(

@@ -16,7 +16,7 @@ from neubay.data.tables import GAP, frame_table, steps_of
 from neubay.errors import DatasetError
 from neubay.runs.messages import Tell, log
 from neubay.tape import Prefix, Tape, episode_bounds, has_successor, slice_rows
-from neubay.tasks import Task, get_task
+from neubay.tasks import ContinuousActions, Task, get_task
 
 PIECE_ROWS = 1 << 18
 """Rows looked at together when the whole tape is read; bounds memory where it is mapped."""
@@ -48,6 +48,7 @@ class Dataset:
         task: Task | str | None = None,
         action_bounds: tuple[Bound, Bound] | None = None,
         name: str = "arrays",
+        tell: Tell = log,
     ) -> "Dataset":
         """Rows in the D4RL manner: row i holds s_i, a_i, r_{i+1} and the flags of that step.
 
@@ -65,6 +66,7 @@ class Dataset:
                 environment and termination rule.
             action_bounds: low and high of continuous actions where there is no task; [-1, 1]
                 if not given.
+            tell: is given, in a sentence, which bounds were assumed.
         """
         if task is not None and action_bounds is not None:
             raise DatasetError(
@@ -84,7 +86,10 @@ class Dataset:
         rows = Rows(file=name, **columns)
         known = get_task(task) if isinstance(task, str) else task
         tape, chosen = tape_of(rows, known, name, action_bounds=action_bounds)
-        return cls(tape=tape, task=chosen, name=name, source=name)
+        dataset = cls(tape=tape, task=chosen, name=name, source=name)
+        if known is None and action_bounds is None:
+            dataset.tell_assumed_bounds(tell)
+        return dataset
 
     @classmethod
     def from_frame(
@@ -214,6 +219,21 @@ class Dataset:
                 digest.update(np.ascontiguousarray(field[begin:end]).data)
                 release(self.tape)
         return digest.hexdigest()[:32]
+
+    def tell_assumed_bounds(self, tell: Tell) -> None:
+        """Say which bounds of continuous actions were assumed, and what the data uses of them."""
+        if not isinstance(self.task.actions, ContinuousActions):
+            return
+        ranges = [(piece.action.min(), piece.action.max()) for _, piece in self.pieces()]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        beyond = [f"down to -1, the data stays above {low:.3g}"] if low > -0.9 else []
+        beyond += [f"up to 1, the data stays below {high:.3g}"] if high < 0.9 else []
+        tell(
+            f"{self.name}: no bounds of its actions are given or recorded: [-1, 1] is assumed, the "
+            f"data uses {low:.3g} to {high:.3g}. "
+            + "".join(f"The policy may command {each}. " for each in beyond)
+            + "Give the true ones with --action-low and --action-high (in Python: action_bounds)"
+        )
 
     def take(self, rows: Int[np.ndarray, "*batch"]) -> Tape:
         """Any rows of the tape, copied. Unlike indexing the fields, drawing from a memory-mapped

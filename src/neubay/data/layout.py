@@ -247,10 +247,11 @@ def outside_bounds(
         return None
     first = actions[int(np.argmax(rows))]
     value = first[int(np.argmax(np.maximum(low - first, first - high)))]
-    return Outside(rows, float(value), _describe(low, high))
+    return Outside(rows, float(value), describe_bounds(low, high))
 
 
-def _describe(low: np.ndarray, high: np.ndarray) -> str:
+def describe_bounds(low: np.ndarray, high: np.ndarray) -> str:
+    """Such as [-1, 1], or one pair per action."""
     if (low == low[0]).all() and (high == high[0]).all():
         return f"[{low[0]:g}, {high[0]:g}]"
     return f"{low.tolist()} to {high.tolist()}"
@@ -290,22 +291,24 @@ def anonymous_task(rows: Rows, name: str, bounds: tuple[Bound, Bound] | None = N
 
     Its horizon is a placeholder until the episodes are known: see `with_longest_episode`.
     """
-    actions = rows.recorded_actions if bounds is None else _box(rows, bounds)
+    actions: ContinuousActions | DiscreteActions | None = rows.recorded_actions
+    if bounds is not None:
+        actions = box(bounds, rows.actions.width, rows.file, rows.actions.key)
     if actions is None:
-        actions = _discrete_actions(rows) or _box(rows, (-1.0, 1.0))
+        actions = _discrete_actions(rows) or ContinuousActions.symmetric(rows.actions.width)
     return Task(name=name, state_size=rows.states.width, actions=actions, horizon=len(rows))
 
 
-def _box(rows: Rows, bounds: tuple[Bound, Bound]) -> ContinuousActions:
-    size = rows.actions.width
+def box(bounds: tuple[Bound, Bound], size: int, file: str, key: str) -> ContinuousActions:
+    """`size` continuous actions between bounds that a user gave."""
     try:
         low, high = (np.broadcast_to(np.asarray(bound, np.float64), (size,)) for bound in bounds)
     except (ValueError, TypeError):
         low = high = np.zeros(size)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise error(
-            rows.file,
-            rows.actions.key,
+            file,
+            key,
             None,
             f"cannot be scaled from the bounds {bounds}",
             f"Give two finite numbers, low below high, or two arrays of {size} of them",

@@ -14,7 +14,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,13 +22,13 @@ from neubay.data import builtin, download
 from neubay.data.archives import Archive, open_archive
 from neubay.data.catalogue import FILES
 from neubay.data.dataset import Dataset
-from neubay.data.layout import anonymous_task, misfit, tape_of
-from neubay.data.minari_source import is_minari_folder, open_minari
+from neubay.data.layout import Bound, anonymous_task, box, describe_bounds, misfit, tape_of
+from neubay.data.minari_source import MinariSource, is_minari_folder, open_minari
 from neubay.data.rows import Rows
 from neubay.data.store import MEMORY_LIMIT
 from neubay.errors import DatasetError, TaskError
 from neubay.runs.messages import Tell, log
-from neubay.tasks import Task, get_task, identify
+from neubay.tasks import ContinuousActions, Task, get_task, identify
 
 FILE_SCHEMES = ("d4rl", "neorl", "npz", "hdf5")
 SCHEMES = (*FILE_SCHEMES, "minari", "builtin")
@@ -46,6 +46,13 @@ ANY_END = ("dones", "done")
 """Flags of old Gym, true at every end; taken where there are no terminals."""
 
 
+Bounds = tuple[Bound, Bound]
+"""Low and high of continuous actions."""
+
+NO_TASK = "none"
+"""In place of a task's name: the data belongs to none."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the data of a source is."""
@@ -56,6 +63,16 @@ class Place:
     @property
     def path(self) -> Path:
         return Path(self.where)
+
+
+class Identity(NamedTuple):
+    """Whose data it is."""
+
+    task: Task | None
+    published: str | None
+    """The name of the paper's dataset that it is."""
+    said: str | None = None
+    """What its name suggested, and whether it was believed; none where the name did not decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,19 +89,32 @@ class Source:
     """Reads it, given the bytes of the tape beyond which it is memory-mapped."""
     said: str | None = None
     """What the name of the data suggested, and whether it was believed."""
+    action_bounds: Bounds | None = None
+    """Those that were given for data of no task."""
 
     @property
     def task(self) -> Task | None:
         """The task that the dataset will have, but for the horizon of one made from the data."""
         if self.known is None and self.rows is not None:
-            return anonymous_task(self.rows, Path(self.rows.file).stem)
+            return anonymous_task(self.rows, Path(self.rows.file).stem, self.action_bounds)
         return self.known
+
+    def load(self, tell: Tell, memory_limit: int = MEMORY_LIMIT) -> Dataset:
+        """Read it, and say what was concluded from its name and which bounds were assumed."""
+        if self.said is not None:
+            tell(self.said)
+        dataset = self.read(memory_limit)
+        known = self.known is not None or self.action_bounds is not None or self.rows is None
+        if not known and self.rows is not None and self.rows.recorded_actions is None:
+            dataset.tell_assumed_bounds(tell)
+        return dataset
 
 
 def load(
     spec: str | Path,
     task: Task | str | None = None,
     *,
+    action_bounds: Bounds | None = None,
     memory_limit: int = MEMORY_LIMIT,
     tell: Tell = log,
 ) -> Dataset:
@@ -92,49 +122,120 @@ def load(
 
     Args:
         spec: where it is, in one of the forms above.
-        task: the task or the name of one. Unless given, it is the task recorded in the file, or
-            the one that the dataset's name says where sizes and actions fit it, or else one with
-            the data's sizes alone.
+        task: the task or the name of one; "none" makes one with the data's sizes alone. Unless
+            given, it is the task recorded in the file, or the one that the dataset's name says
+            where sizes and actions fit it, or else one with the data's sizes alone.
+        action_bounds: low and high of continuous actions, one value or one per action, of data
+            that belongs to no task; those recorded in the file, or else [-1, 1], if not given.
         memory_limit: bytes of the tape beyond which it is kept in the cache and memory-mapped.
-        tell: is given, in a sentence, what was concluded from the name.
+        tell: is given, in a sentence, what was concluded from the name or assumed.
     """
-    with open_source(locate(str(spec)), task) as source:
-        if source.said is not None:
-            tell(source.said)
-        return source.read(memory_limit)
+    with open_source(locate(str(spec)), task, action_bounds) as source:
+        return source.load(tell, memory_limit)
 
 
 @contextmanager
-def open_source(place: Place, task: Task | str | None = None) -> Iterator[Source]:
+def open_source(
+    place: Place, task: Task | str | None = None, action_bounds: Bounds | None = None
+) -> Iterator[Source]:
     """Open a dataset and find out whose it is."""
-    wanted = get_task(task) if isinstance(task, str) else task
+    named = task != NO_TASK  # the data may be of a task that nobody gave
+    wanted = get_task(task) if isinstance(task, str) and named else task
+    if not isinstance(wanted, Task):
+        wanted = None
+    if wanted is not None and action_bounds is not None:
+        raise DatasetError(
+            f"{place.where}: task '{wanted.name}' has bounds of its own. Leave out --action-low "
+            "and --action-high (action_bounds), or the task."
+        )
     if place.kind == "builtin":
+        if action_bounds is not None or not named:
+            raise DatasetError(f"'{place.where}': has a task and bounds. Leave yours out.")
         known = identity(place.where, None, wanted).task
         yield Source(known, None, None, lambda _: _builtin(place.where, wanted))
     elif place.kind == "minari":
-        minari = open_minari(place.where)
-        found = identity(minari.name, minari.recorded_task, wanted, minari.misfit)
-        known, published, said = found
-
-        def read_minari(memory_limit: int) -> Dataset:
-            tape, chosen = minari.tape(known, memory_limit)
-            return Dataset(tape, chosen, minari.name, str(minari.folder), published)
-
-        yield Source(known or minari.task, published, None, read_minari, said)
+        yield _minari_source(open_minari(place.where), wanted, action_bounds, named=named)
     else:
-        path = place.path
-        with open_archive(path) as archive:
-            rows = rows_of(archive)
-            found = identity(path.name, archive.task_name, wanted, lambda task: misfit(rows, task))
-            known, published, said = found
+        with open_archive(place.path) as archive:
+            yield _file_source(archive, wanted, action_bounds, named=named)
 
-            def read_file(memory_limit: int) -> Dataset:
-                tape, chosen = tape_of(
-                    rows, known, path.stem, origin=_origin(path), memory_limit=memory_limit
-                )
-                return Dataset(tape, chosen, path.stem, str(path), published)
 
-            yield Source(known, published, rows, read_file, said)
+def _minari_source(
+    minari: MinariSource, wanted: Task | None, bounds: Bounds | None, *, named: bool
+) -> Source:
+    task, given = minari.task, None
+    if bounds is not None:
+        if not isinstance(task.actions, ContinuousActions):
+            raise DatasetError(f"{minari.folder}: has numbered actions. Leave out the bounds.")
+        given = box(bounds, task.actions.size, str(minari.folder), "actions")
+        task = replace(task, actions=given)
+    if not named:
+        task = Task(task.name, task.state_size, task.actions, task.horizon)
+    minari = replace(minari, task=task)
+    found = Identity(None, None)
+    if named:
+        found = _identity_with_bounds(
+            minari.name, minari.recorded_task, wanted, given, minari.misfit
+        )
+
+    def read(memory_limit: int) -> Dataset:
+        tape, chosen = minari.tape(found.task, memory_limit)
+        return Dataset(tape, chosen, minari.name, str(minari.folder), found.published)
+
+    return Source(found.task or minari.task, found.published, None, read, found.said)
+
+
+def _file_source(
+    archive: Archive, wanted: Task | None, bounds: Bounds | None, *, named: bool
+) -> Source:
+    path, rows = archive.path, rows_of(archive)
+    given, found = None, Identity(None, None)
+    if bounds is not None:
+        given = box(bounds, rows.actions.width, rows.file, rows.actions.key)
+    if named:
+        found = _identity_with_bounds(
+            path.name, archive.task_name, wanted, given, lambda task: misfit(rows, task)
+        )
+
+    def read(memory_limit: int) -> Dataset:
+        tape, chosen = tape_of(
+            rows,
+            found.task,
+            path.stem,
+            action_bounds=bounds,
+            origin=_origin(path),
+            memory_limit=memory_limit,
+        )
+        return Dataset(tape, chosen, path.stem, str(path), found.published)
+
+    return Source(found.task, found.published, rows, read, found.said, bounds)
+
+
+def _identity_with_bounds(
+    name: str,
+    recorded: str | None,
+    wanted: Task | None,
+    given: ContinuousActions | None,
+    unlike: Callable[[Task], str | None],
+) -> Identity:
+    """`identity` where bounds of actions may be given: a task of other bounds is not taken for a
+    name's sake, and contradicts them where it is recorded."""
+
+    def other(task: Task) -> str | None:
+        if given is None or given == task.actions:
+            return None
+        if not isinstance(task.actions, ContinuousActions):
+            return "bounds are given, and its actions are numbered"
+        ours, theirs = (describe_bounds(box.low, box.high) for box in (given, task.actions))
+        return f"the bounds given are {ours}, those of the task {theirs}"
+
+    found = identity(name, recorded, wanted, lambda task: other(task) or unlike(task))
+    if found.task is not None and (difference := other(found.task)):
+        raise DatasetError(
+            f"{name}: records task '{found.task.name}', but {difference}. Leave the bounds out, or "
+            "give --task none."
+        )
+    return found
 
 
 def locate(spec: str) -> Place:
@@ -198,16 +299,6 @@ def _builtin(name: str, task: Task | None) -> Dataset:
     return dataset
 
 
-class Identity(NamedTuple):
-    """Whose data it is."""
-
-    task: Task | None
-    published: str | None
-    """The name of the paper's dataset that it is."""
-    said: str | None = None
-    """What its name suggested, and whether it was believed; none where the name did not decide."""
-
-
 def identity(
     name: str,
     recorded: str | None,
@@ -231,7 +322,7 @@ def identity(
     reason = unlike(named)
     if reason is None:
         said = f"{name}: taken for data of task '{named.name}', as its name says; sizes and "
-        return Identity(named, published, said + "actions fit")
+        return Identity(named, published, said + "actions fit (--task none: of no task)")
     said = f"{name}: not of task '{named.name}', as its name suggests: {reason}. It gets a task of "
     return Identity(None, None, said + "its own, without environment and termination rule")
 

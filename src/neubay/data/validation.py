@@ -23,50 +23,61 @@ from neubay.data.rows import (
     structure_findings,
     task_findings,
 )
-from neubay.data.sources import locate, open_source
+from neubay.data.sources import Bounds, locate, open_source
 from neubay.data.store import MEMORY_LIMIT, gather
 from neubay.errors import NeubayError
 from neubay.tape import transition_rows
 from neubay.tasks import DiscreteActions, Task, get_task
 
 
-def validate(source: str | Path | Dataset, task: Task | str | None = None) -> list[Finding]:
+def validate(
+    source: str | Path | Dataset,
+    task: Task | str | None = None,
+    *,
+    action_bounds: Bounds | None = None,
+) -> list[Finding]:
     """Check a dataset; the worst findings first. An empty list is a clean dataset.
 
     Args:
         source: a dataset, or where one is, in the forms that `load` takes.
         task: the task to check against; by default the one that `load` would choose.
+        action_bounds: of the actions of a file that belongs to no task, as `load` takes them.
     """
     name = source.source if isinstance(source, Dataset) else str(source)
     try:
-        found = _findings(source, get_task(task) if isinstance(task, str) else task)
+        found = _findings(source, task, action_bounds)
     except NeubayError as problem:
         found = [from_error(problem, name)]
     order: list[Severity] = ["error", "warning", "note"]
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
-def _findings(source: str | Path | Dataset, task: Task | None) -> list[Finding]:
+def _findings(
+    source: str | Path | Dataset, task: Task | str | None, bounds: Bounds | None
+) -> list[Finding]:
     if isinstance(source, Dataset):
-        return row_findings(_rows_of_tape(source), task or source.task)
+        known = get_task(task) if isinstance(task, str) else task
+        return row_findings(_rows_of_tape(source), known or source.task)
     place = locate(str(source))
     try:
-        with open_source(place, task) as opened:
+        with open_source(place, task, bounds) as opened:
             if opened.rows is not None:
-                return row_findings(opened.rows, opened.known, opened.said)
-            return _findings(opened.read(MEMORY_LIMIT), task)
+                return row_findings(opened.rows, opened.known, opened.said, bounds)
+            return _findings(opened.read(MEMORY_LIMIT), None, None)
     except NeubayError as problem:
         return [from_error(problem, place.where)]
 
 
-def row_findings(rows: Rows, task: Task | None, said: str | None = None) -> list[Finding]:
+def row_findings(
+    rows: Rows, task: Task | None, said: str | None = None, bounds: Bounds | None = None
+) -> list[Finding]:
     """Check rows against a task; none for what is known of the data alone. `said` is why it is
     none where a name suggested one."""
     found = structure_findings(rows)
     if found:
         return found
     if task is None:
-        chosen = anonymous_task(rows, rows.file)
+        chosen = anonymous_task(rows, rows.file, bounds)
         found.append(_unknown_task(rows, said))
     else:
         chosen = task
@@ -98,7 +109,7 @@ def _unknown_task(rows: Rows, said: str | None) -> Finding:
         None,
         "belongs to no known task: horizon, action bounds and terminals cannot be checked"
         + ("" if said is None else f"; {said.partition(': ')[2]}"),
-        "Name the task if there is one",
+        "Name the task if there is one (--task, or --task-file)",
     )
 
 

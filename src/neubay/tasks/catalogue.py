@@ -13,6 +13,7 @@ sizes, the bounds and T from the environment itself.
 
 import difflib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from neubay import published
 from neubay.config import Published
@@ -33,11 +34,25 @@ _TASKS: dict[str, Task] = {}
 
 
 def register_task(task: Task) -> Task:
-    """Make a task known by its name; a name can be taken once."""
+    """Make a task known by its name; a name can be taken once, and "none" stands for no task."""
+    if task.name == "none":
+        raise TaskError("a task cannot be named 'none', which stands for no task")
     if task.name in _TASKS:
         raise TaskError(f"a task named '{task.name}' is registered already; choose another name")
     _TASKS[task.name] = task
     return task
+
+
+@contextmanager
+def registering() -> Iterator[list[Task]]:
+    """Gives the tasks that the block registered, once it has ended; they are forgotten again."""
+    before, registered = dict(_TASKS), list[Task]()
+    try:
+        yield registered
+        registered += [task for name, task in _TASKS.items() if name not in before]
+    finally:
+        _TASKS.clear()
+        _TASKS.update(before)
 
 
 def get_task(name: str) -> Task:

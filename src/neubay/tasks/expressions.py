@@ -74,6 +74,23 @@ class Expression:
     _tree: ast.expr
     _quoted: Mapping[str, str]
 
+    @property
+    def places(self) -> frozenset[tuple[str, int | None]]:
+        """Every name with the index it is used with; none where it is used whole."""
+        found: set[tuple[str, int | None]] = set()
+        waiting: list[ast.AST] = [self._tree]
+        while waiting:
+            match waiting.pop():
+                case ast.Subscript(value=ast.Name(id=name), slice=index):
+                    found.add((self._quoted.get(name, name), _index(index)))
+                case ast.Name(id=name):
+                    found.add((self._quoted.get(name, name), None))
+                case ast.Call(args=arguments):
+                    waiting += arguments
+                case node:
+                    waiting += ast.iter_child_nodes(node)
+        return frozenset(found)
+
     def __call__(self, values: Mapping[str, Any], numpy: Any) -> Any:
         """Its value for arrays by name; `numpy` is NumPy or jax.numpy."""
         return self._value(self._tree, values, numpy)

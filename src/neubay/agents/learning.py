@@ -86,7 +86,7 @@ def network_optimiser(config: AgentConfig, *, decay: bool) -> optax.GradientTran
     With `decay`, both rates fall along a cosine from full to zero over the training.
     """
 
-    def descent(rate: float) -> optax.GradientTransformation:
+    def descent(rate: float | Float[Array, ""]) -> optax.GradientTransformation:
         return optax.scale_by_learning_rate(
             optax.cosine_decay_schedule(rate, config.steps) if decay else rate
         )

@@ -16,7 +16,7 @@ from jax import lax
 
 from neubay import agents, published
 from neubay.agents import redq
-from neubay.commands.options import NamedDataset, TrainSettings, train_defaults
+from neubay.commands.options import NamedDataset, TaskFlags, TrainSettings, train_defaults
 from neubay.config import AgentConfig, TrainConfig
 from neubay.data.dataset import Dataset
 from neubay.experience import tape_rows
@@ -138,7 +138,7 @@ SHARED: dict[str, dict[str, Any]] = {
 def paper_config(name: str) -> TrainConfig:
     """As `neubay train NAME --preset paper` resolves it."""
     settings = TrainSettings(dataset=name, preset="paper")
-    return train_defaults(settings, NamedDataset(name, None).published)
+    return train_defaults(settings, NamedDataset(name, TaskFlags()).published)
 
 
 def task_of(name: str) -> Task:

@@ -30,7 +30,7 @@ class FilmError(NeubayError):
 
 
 @dataclass(frozen=True)
-class Episode:
+class Film:
     """One episode in the task's environment."""
 
     frames: list[UInt8[np.ndarray, "height width 3"]]
@@ -51,7 +51,7 @@ class MazePaths:
     reached: int
 
 
-def record(policy_file: Path, task_name: str, seed: int = 0) -> Episode:
+def record(policy_file: Path, task_name: str, seed: int = 0) -> Film:
     """Play one episode with the saved policy and render it."""
     policy, task = _actor(policy_file, task_name)
     with _renderer(), contextlib.closing(_make(task, render_mode="rgb_array")) as env:
@@ -64,7 +64,7 @@ def record(policy_file: Path, task_name: str, seed: int = 0) -> Episode:
                 frames.append(_frame(env, task))
             if len(frames) == 2 * FRAMES:  # how long it lasts is known only at its end
                 frames, stride = frames[::2], 2 * stride
-    return Episode(frames, total, steps, str(task.env_name))
+    return Film(frames, total, steps, str(task.env_name))
 
 
 def maze_paths(policy_file: Path, task_name: str, episodes: int, seed: int = 0) -> MazePaths | None:

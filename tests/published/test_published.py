@@ -118,7 +118,7 @@ PRINTED_OTHERWISE = {
 }
 
 
-def printed_average(table: published.Table, column: str) -> float | None:
+def printed_average(table: published.PaperTable, column: str) -> float | None:
     cell = table.average[table.index(column)] if table.average else None
     return None if cell is None else cell.mean
 

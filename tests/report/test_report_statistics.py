@@ -177,7 +177,7 @@ def p_range(best: Sample, other: Sample) -> tuple[float, float]:
     return min(p for p in found if p is not None), max(p for p in found if p is not None)
 
 
-def samples_of(table: published.Table, row: str, seeds: dict[str, int]) -> dict[str, Sample]:
+def samples_of(table: published.PaperTable, row: str, seeds: dict[str, int]) -> dict[str, Sample]:
     cells = {each.name: table[row, each.name] for each in table.columns if each.name != "data"}
     return {
         name: Sample(cell.mean, cell.std, seeds.get(name, 6))

@@ -193,7 +193,7 @@ class LRU(eqx.Module):
         return memory, y
 
 
-class Block(eqx.Module):
+class ResidualBlock(eqx.Module):
     """x + GLU(GELU(LRU(LayerNorm(x))))."""
 
     lru: LRU
@@ -215,13 +215,13 @@ class Encoder(eqx.Module):
     """Histories -> features: Linear -> LayerNorm -> leaky ReLU, then residual LRU blocks."""
 
     project: Linear
-    blocks: tuple[Block, ...]
+    blocks: tuple[ResidualBlock, ...]
 
     def __init__(
         self, into: int, width: int, hidden: int, layers: int, *, rng: np.random.Generator
     ):
         self.project = Linear(into, width, rng=rng)
-        self.blocks = tuple(Block(width, hidden, rng=rng) for _ in range(layers))
+        self.blocks = tuple(ResidualBlock(width, hidden, rng=rng) for _ in range(layers))
 
     @property
     def width(self) -> int:

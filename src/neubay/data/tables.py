@@ -161,7 +161,7 @@ def _arrow(what: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Table:
+class LogTable:
     """One file or frame: its columns, and a way to read it in batches."""
 
     name: str
@@ -171,7 +171,7 @@ class Table:
     """A function of the columns wanted that yields Arrow record batches."""
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> LogTable:
     """A CSV (.csv, .csv.gz, .tsv, ...) or Parquet file, whatever its size."""
     pa = _arrow("pyarrow")
     if not path.is_file():
@@ -191,7 +191,7 @@ def _unreadable(path: Path | str, problem: Exception) -> DatasetError:
     return DatasetError(f"{path}: cannot be read as a table ({reason}). Check the file.")
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> LogTable:
     parquet = _arrow("pyarrow.parquet")
     schema = parquet.read_schema(path)
 
@@ -199,10 +199,10 @@ def _parquet(path: Path) -> Table:
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=1 << 18, columns=wanted)
 
-    return Table(str(path), _numeric(schema), batches)
+    return LogTable(str(path), _numeric(schema), batches)
 
 
-def _csv(path: Path) -> Table:
+def _csv(path: Path) -> LogTable:
     csv = _arrow("pyarrow.csv")
     separator = _separator(path)
 
@@ -223,7 +223,7 @@ def _csv(path: Path) -> Table:
         with reader(wanted) as rows:
             yield from rows
 
-    return Table(str(path), columns, batches)
+    return LogTable(str(path), columns, batches)
 
 
 def _separator(path: Path) -> str:
@@ -244,7 +244,7 @@ def _numeric(schema: Any) -> dict[str, bool]:
     return {f.name: any(kind(f.type) for kind in kinds) for f in schema}
 
 
-def frame_table(frame: Any, name: str) -> Table:
+def frame_table(frame: Any, name: str) -> LogTable:
     """A pandas or polars data frame, or an Arrow table."""
     pa = _arrow("pyarrow")
     try:
@@ -256,13 +256,13 @@ def frame_table(frame: Any, name: str) -> Table:
         ) from None
     index = [column for column in table.column_names if column.startswith("__index_level_")]
     table = table.drop_columns(index)  # pandas' own, where its rows were chosen or sorted
-    return Table(
+    return LogTable(
         name, _numeric(table.schema), lambda wanted: iter(table.select(wanted).to_batches(1 << 18))
     )
 
 
 @dataclass
-class _Log:
+class _LogRows:
     """The columns of all tables, as arrays."""
 
     states: Float[np.ndarray, "rows s"]
@@ -276,17 +276,17 @@ class _Log:
     whole_actions: bool
     """The action is one column of whole numbers."""
 
-    def take(self, rows: np.ndarray) -> "_Log":
+    def take(self, rows: np.ndarray) -> "_LogRows":
         """Some rows, in an order."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         picked = {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in values.items()}
-        return _Log(**picked)
+        return _LogRows(**picked)
 
     def __len__(self) -> int:
         return len(self.rewards)
 
 
-def _read(tables: Sequence[Table], columns: Columns) -> _Log:
+def _read(tables: Sequence[LogTable], columns: Columns) -> _LogRows:
     parts: dict[str, list[np.ndarray]] = {}
     codes: dict[tuple[int, Any], int] = {}
     whole = len(columns.actions) == 1
@@ -303,7 +303,7 @@ def _read(tables: Sequence[Table], columns: Columns) -> _Log:
     if not parts or not sum(map(len, parts["rewards"])):
         raise DatasetError(f"{tables[0].name}: has no rows. Record at least one episode.")
     joined = {key: np.concatenate(parts.pop(key)) for key in list(parts)}
-    return _Log(time=joined.pop("time", None), whole_actions=whole, **joined)
+    return _LogRows(time=joined.pop("time", None), whole_actions=whole, **joined)
 
 
 def _is_whole(array: Any) -> bool:
@@ -395,7 +395,7 @@ def _seconds(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
 
 
 def steps_of(
-    tables: Sequence[Table],
+    tables: Sequence[LogTable],
     given: Mapping[str, Any],
     *,
     reward_at: RewardAt = "same",
@@ -446,7 +446,7 @@ class _Notes:
             self.findings.append(Finding("warning", self.file, None, None, message, remedy))
 
 
-def _complete(log: _Log, notes: _Notes) -> _Log:
+def _complete(log: _LogRows, notes: _Notes) -> _LogRows:
     """Rows in which nothing is missing. What a dropped row lay between is no step: its time step
     is longer, or, where there are no times, its episode is cut in two."""
     values = [log.states, log.actions, log.rewards[:, None]]
@@ -471,7 +471,7 @@ def _complete(log: _Log, notes: _Notes) -> _Log:
     return log.take(np.flatnonzero(whole))
 
 
-def _ordered(log: _Log, notes: _Notes) -> _Log:
+def _ordered(log: _LogRows, notes: _Notes) -> _LogRows:
     """Rows of an episode together and by time; those that come twice once."""
     _, place = np.unique(log.episode, return_index=True)
     changes = int((np.diff(log.episode) != 0).sum()) + 1
@@ -500,7 +500,7 @@ def _ordered(log: _Log, notes: _Notes) -> _Log:
     return log
 
 
-def _beginnings(log: _Log, gap: float | None, notes: _Notes) -> Bool[np.ndarray, " rows"]:
+def _beginnings(log: _LogRows, gap: float | None, notes: _Notes) -> Bool[np.ndarray, " rows"]:
     """Where episodes begin: at another id, after a flag, after a gap in time."""
     begins = np.insert(np.diff(log.episode) != 0, 0, True)
     begins[1:] |= (log.terminal | log.timeout)[:-1]
@@ -525,7 +525,7 @@ def _beginnings(log: _Log, gap: float | None, notes: _Notes) -> Bool[np.ndarray,
     return begins
 
 
-def _look_for_repeats(log: _Log, begins: Bool[np.ndarray, " rows"], notes: _Notes) -> None:
+def _look_for_repeats(log: _LogRows, begins: Bool[np.ndarray, " rows"], notes: _Notes) -> None:
     """A sensor that is read more often than it measures says the same again."""
     if len(log) < 2:
         return
@@ -540,7 +540,7 @@ def _look_for_repeats(log: _Log, begins: Bool[np.ndarray, " rows"], notes: _Note
 
 
 def _transitions(
-    log: _Log, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
+    log: _LogRows, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
 ) -> dict[str, Any]:
     """Rows with a successor, in the manner of `Dataset.from_arrays`."""
     last = np.append(begins[1:], True)  # lends its state only

@@ -79,7 +79,7 @@ class PaperBenchmark:
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A method, or a setting of an ablation."""
 
     name: str
@@ -89,7 +89,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PaperCell:
     mean: float
     std: float | None
     best: bool
@@ -99,8 +99,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of the paper; `table[row, column]` is a `Cell`, or none where it has a dash."""
+class PaperTable:
+    """A table of the paper; `table[row, column]` is a `PaperCell`, or none where it has a dash."""
 
     name: str
     title: str
@@ -108,9 +108,9 @@ class Table:
     """Where the numbers come from."""
     unit: str
     note: str
-    columns: tuple[Column, ...]
-    cells: dict[str, tuple[Cell | None, ...]]
-    average: tuple[Cell | None, ...] | None
+    columns: tuple[PaperColumn, ...]
+    cells: dict[str, tuple[PaperCell | None, ...]]
+    average: tuple[PaperCell | None, ...] | None
     """The average row as printed, which need not be the mean of the rounded rows."""
 
     @property
@@ -125,7 +125,7 @@ class Table:
             )
         return names.index(column)
 
-    def __getitem__(self, key: tuple[str, str]) -> Cell | None:
+    def __getitem__(self, key: tuple[str, str]) -> PaperCell | None:
         row, column = key
         if row not in self.cells:
             raise TaskError(
@@ -169,16 +169,16 @@ def tables() -> tuple[str, ...]:
 
 
 @cache
-def table(name: str) -> Table:
+def table(name: str) -> PaperTable:
     """A result table by name; for the four benchmarks, the name of the benchmark."""
     if name not in tables():
         close = difflib.get_close_matches(name, tables(), n=1, cutoff=0.4)
         hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(tables())}"
         raise TaskError(f"no published table '{name}'; {hint}")
     document = _read(name)
-    columns = tuple(Column(**fields) for fields in document["columns"])
+    columns = tuple(PaperColumn(**fields) for fields in document["columns"])
     average = document.get("average")
-    return Table(
+    return PaperTable(
         name=name,
         title=document["title"],
         source=document["source"],
@@ -190,14 +190,14 @@ def table(name: str) -> Table:
     )
 
 
-def _cells(row: dict[str, Any], columns: tuple[Column, ...]) -> tuple[Cell | None, ...]:
+def _cells(row: dict[str, Any], columns: tuple[PaperColumn, ...]) -> tuple[PaperCell | None, ...]:
     """A row is stored as parallel lists over the columns, plus the names it sets apart."""
     means = row["mean"]
     deviations = row.get("std", [None] * len(means))
     return tuple(
         None
         if mean is None
-        else Cell(
+        else PaperCell(
             mean=float(mean),
             std=None if std is None else float(std),
             best=column.name == row.get("best"),
@@ -207,7 +207,7 @@ def _cells(row: dict[str, Any], columns: tuple[Column, ...]) -> tuple[Cell | Non
     )
 
 
-def result(dataset: str, method: str = "NEUBAY") -> Cell | None:
+def result(dataset: str, method: str = "NEUBAY") -> PaperCell | None:
     """The published score of a method on one of the 33 datasets, in that benchmark's table."""
     known = datasets()
     if dataset not in known:

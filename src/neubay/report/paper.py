@@ -8,7 +8,7 @@ from typing import Literal
 
 from neubay import published
 from neubay.errors import NeubayError
-from neubay.published import Column, Table
+from neubay.published import PaperColumn, PaperTable
 from neubay.report.parts.statistics import Sample, best_of, not_worse, shade
 from neubay.report.parts.tables import Cell, Grid, Heading, Row
 
@@ -58,7 +58,7 @@ def grids(name: str) -> list[Grid]:
     return [grid(published.table(each)) for each in names]
 
 
-def grid(table: Table) -> Grid:
+def grid(table: PaperTable) -> Grid:
     """A table as the paper prints it: its bold and marked cells, and its shading of changes."""
     decimals = 2 if table.name == "neorl2_safety_half_cheetah" else 1
     rows = [
@@ -90,7 +90,7 @@ def grid(table: Table) -> Grid:
     return Grid(table.name, title, note, corner, headings, tuple(rows))
 
 
-def disagreements(table: Table, seeds: int = SEEDS) -> list[Disagreement]:
+def disagreements(table: PaperTable, seeds: int = SEEDS) -> list[Disagreement]:
     """Where Welch's one-sided test from the printed means and deviations marks differently.
 
     All methods are taken to have as many seeds, and a deviation that is not printed to be none.
@@ -107,7 +107,7 @@ def disagreements(table: Table, seeds: int = SEEDS) -> list[Disagreement]:
     return found
 
 
-def _cause(table: Table, row: str, column: str, printed: bool, seeds: int) -> Cause:
+def _cause(table: PaperTable, row: str, column: str, printed: bool, seeds: int) -> Cause:
     samples = _samples(table, row, seeds)
     best = best_of(samples)
     pairs = product(_printing_alike(samples[best]), _printing_alike(samples[column]))
@@ -130,12 +130,12 @@ def _printing_alike(sample: Sample, half: float = 0.05) -> list[Sample]:
     return [replace(sample, mean=mean, std=std) for mean, std in product(means, deviations)]
 
 
-def comparisons(table: Table) -> int:
+def comparisons(table: PaperTable) -> int:
     """How many cells of a table the test has something to say about."""
     return sum(len(_samples(table, row)) for row in table.rows)
 
 
-def column_average(table: Table, column: str) -> float | None:
+def column_average(table: PaperTable, column: str) -> float | None:
     """Mean of a column's printed rows; none where one is missing, or of the data's own scores."""
     cells = [table[row, column] for row in table.rows]
     if column == "data" or any(cell is None for cell in cells):
@@ -143,7 +143,7 @@ def column_average(table: Table, column: str) -> float | None:
     return sum(cell.mean for cell in cells if cell) / len(cells)
 
 
-def change(table: Table, row: str, column: Column) -> float | None:
+def change(table: PaperTable, row: str, column: PaperColumn) -> float | None:
     """By how much a setting differs from the main result of its group; none for that itself."""
     cell = table[row, column.name]
     mains = [each for each in table.columns if each.main and each.group == column.group]
@@ -153,14 +153,14 @@ def change(table: Table, row: str, column: Column) -> float | None:
     return None if main is None else cell.mean - main.mean
 
 
-def _shows_changes(table: Table) -> bool:
+def _shows_changes(table: PaperTable) -> bool:
     """Whether columns are settings around a main result, and not methods or costs."""
     settings = any(column.main for column in table.columns) and table.average is None
     return settings and table.unit == "normalised score"
 
 
 def _samples(
-    table: Table, row: str, seeds: int = SEEDS, others: Mapping[str, int] | None = None
+    table: PaperTable, row: str, seeds: int = SEEDS, others: Mapping[str, int] | None = None
 ) -> dict[str, Sample]:
     """Printed means and deviations of all methods, with so many seeds but for `others`."""
     cells = {column.name: table[row, column.name] for column in table.columns}
@@ -171,7 +171,7 @@ def _samples(
     }
 
 
-def _cell(table: Table, row: str, column: Column, decimals: int) -> Cell:
+def _cell(table: PaperTable, row: str, column: PaperColumn, decimals: int) -> Cell:
     cell = table[row, column.name]
     if cell is None:
         return Cell()
@@ -186,7 +186,7 @@ def _cell(table: Table, row: str, column: Column, decimals: int) -> Cell:
     )
 
 
-def _printed_average(table: Table) -> Row:
+def _printed_average(table: PaperTable) -> Row:
     cells = []
     for number, _ in enumerate(table.columns):
         cell = None if table.average is None else table.average[number]
@@ -195,7 +195,7 @@ def _printed_average(table: Table) -> Row:
     return Row("average, as printed", tuple(cells), rule=True)
 
 
-def _recomputed_average(table: Table) -> Row:
+def _recomputed_average(table: PaperTable) -> Row:
     means = {column.name: column_average(table, column.name) for column in table.columns}
     samples = {name: Sample(mean, None, SEEDS) for name, mean in means.items() if mean is not None}
     best = best_of(samples)
@@ -208,7 +208,7 @@ def _recomputed_average(table: Table) -> Row:
     )
 
 
-def _tested_note(table: Table) -> str:
+def _tested_note(table: PaperTable) -> str:
     differing = disagreements(table)
     text = (
         f" Bold and marked as the paper prints them. Welch's one-sided test from these numbers, "
@@ -239,7 +239,7 @@ def _in_words(cell: Disagreement) -> str:
     return f"{cell.column} on {cell.row} ({'marked' if cell.printed else 'not marked'})"
 
 
-def _origins(table: Table) -> list[str]:
+def _origins(table: PaperTable) -> list[str]:
     """The data and environments behind the rows, each benchmark once."""
     known = published.benchmarks()
     of_row: dict[str, str] = {name: name for name in known}

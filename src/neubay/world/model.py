@@ -26,7 +26,7 @@ LOG_SIGMA_MIN, LOG_SIGMA_MAX = -5.0, 0.25
 Quantifier = Literal["disagreement", "aleatoric", "total"]
 
 
-class Linear(eqx.Module):
+class MemberLinear(eqx.Module):
     """x W + b, initialised uniformly in +-1/sqrt(fan_in)."""
 
     weight: Float[Array, "fan_in fan_out"]
@@ -59,9 +59,9 @@ class Gaussian(NamedTuple):
 class Member(eqx.Module):
     """One m_theta in standardised units; its mean is (s' - s, r), or (r) for a bandit."""
 
-    linears: list[Linear]
+    linears: list[MemberLinear]
     affines: list[Affine]  # of the LayerNorms: one for each linear, or none
-    head: Linear
+    head: MemberLinear
 
     def __init__(self, inputs: int, outputs: int, config: WorldConfig, *, key: Key[Array, ""]):
         widths = [inputs] + config.depth * [config.width] + [2 * outputs]
@@ -71,7 +71,7 @@ class Member(eqx.Module):
         draw = jax.random.uniform(key, ends[-1:], minval=-1, maxval=1)
         parts = jnp.split(draw, ends[:-1])
         *self.linears, self.head = (
-            Linear(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)
+            MemberLinear(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)
         )
         self.affines = [Affine(config.width) for _ in self.linears] if config.layer_norm else []
 

@@ -220,6 +220,7 @@ def tiny() -> tuple[Agent, AgentState]:
     return fresh(TINY)
 
 
+@pytest.mark.slow
 def test_many_updates_in_one_call_are_as_many_calls(tiny: tuple, tape: Tape) -> None:
     agent, state = tiny
     flipped = tape._replace(state=-tape.state)
@@ -298,6 +299,7 @@ def test_a_tape_of_one_kind_has_no_term_of_the_other(tiny: tuple) -> None:
     assert np.isnan(metrics["q_real"]) and np.isfinite(metrics["q_imagined"])
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_counted(
     tiny: tuple, tape: Tape
 ) -> None:
@@ -309,6 +311,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_counted(
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(after._replace(key=0)))
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_by_their_global_norm(tiny: tuple) -> None:
     _, state = tiny
     gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 5.0), state.actor)
@@ -320,6 +323,7 @@ def test_gradients_are_clipped_by_their_global_norm(tiny: tuple) -> None:
     assert float(optax.tree.norm(optax.tree.get(after, "mu"))) == pytest.approx(0.1 * 2, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_learning_rates_belong_to_parts_and_the_actors_alone_decay(tiny: tuple, tape: Tape) -> None:
     agent, state = tiny
 
@@ -401,6 +405,7 @@ def dot_flops(jaxpr: Any) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["lru", "none"])
 def test_flops_are_those_of_the_program(memory: str) -> None:
     config = AgentConfig(width=64, memory_size=24, heads=3, head_depth=3, memory=memory)
@@ -419,6 +424,7 @@ def test_flops_are_those_of_the_program(memory: str) -> None:
 # --- The policy ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_policy_in_a_rollout_is_the_actor_on_the_tape(tiny: tuple) -> None:
     agent, state = tiny
     tape = episode(np.random.default_rng(2), 5, 5)
@@ -435,6 +441,7 @@ def test_the_policy_in_a_rollout_is_the_actor_on_the_tape(tiny: tuple) -> None:
             np.testing.assert_allclose(action, np.asarray(expected)[[row, row]], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_its_own_key_alone(tiny: tuple) -> None:
     agent, state = tiny
     policy = agent.policy(state, deterministic=False)
@@ -521,6 +528,7 @@ def actions_after(agent: Agent, state: AgentState, states: list[float]) -> float
     return float(action[0, 0])
 
 
+@pytest.mark.slow
 def test_kappa_1_is_deaf_to_imagined_rows() -> None:
     agent = Agent(1, 1, PROBE)
     tapes = probe_tapes(cued)
@@ -561,6 +569,7 @@ def test_a_reward_one_step_later_is_discounted_once() -> None:
         assert q[states == cue].mean() == pytest.approx(0.5 * cue, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_policy_finds_the_better_action() -> None:
     def bandit(rng: np.random.Generator) -> tuple:
         side, action = rng.choice([-1.0, 1.0]), random_actions(rng, 1)
@@ -583,6 +592,7 @@ def test_memory_carries_a_cue_to_where_it_pays() -> None:
     assert actions_after(agent, state, [-1.0, 0, 0, 0]) < -0.6
 
 
+@pytest.mark.slow
 def test_without_memory_the_cue_is_lost() -> None:
     agent, state = learn(cued, PROBE.model_copy(update={"memory": "none"}), calls=1)
     assert actions_after(agent, state, [1.0, 0, 0, 0]) == pytest.approx(

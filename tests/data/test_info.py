@@ -254,6 +254,7 @@ def test_histograms_count_each_value_once(values: list[float]) -> None:
     text_histogram(histogram)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_figure_is_drawn_from_the_json_record(tmp_path: Path, kind: str, suffix: str) -> None:

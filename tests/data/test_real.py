@@ -37,6 +37,7 @@ def final_rewards(path: Path) -> np.ndarray:
         return file["rewards"][()][file["timeouts"][()]].astype(np.float64)
 
 
+@pytest.mark.slow
 def test_every_file_is_what_its_readme_says(shared_data: Path) -> None:
     table = readme_rows(shared_data)
     files = [path for path in shared_data.iterdir() if path.suffix in (".hdf5", ".npz")]
@@ -62,6 +63,7 @@ def test_every_file_is_what_its_readme_says(shared_data: Path) -> None:
         assert score.mean() == pytest.approx(expected["score"], abs=0.06), path.name
 
 
+@pytest.mark.slow
 def test_no_real_file_has_an_error(shared_data: Path) -> None:
     for path in shared_data.glob("*.*5"):
         assert not [finding for finding in validate(path) if finding.severity == "error"]

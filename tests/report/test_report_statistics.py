@@ -92,6 +92,7 @@ def test_welch_is_scipys(first: list[float], second: list[float]) -> None:
     assert p == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_bootstrap_of_one_task_is_scipys() -> None:
     scores = np.random.default_rng(0).normal(50, 10, 12)
     ours = stratified_bootstrap([scores], resamples=4000)

@@ -47,6 +47,7 @@ def test_more_steps_than_any_episode_has_is_an_error_that_says_so() -> None:
 # --- Replay --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_biased_world_drifts_away_by_its_bias_at_every_step() -> None:
     """With s' = s + a + bias and hardly any noise, RMSE is t * bias, and r̂ - r its own bias."""
     dataset = random_walk([30, 30, 10], sigma=0.0)
@@ -64,6 +65,7 @@ def test_a_biased_world_drifts_away_by_its_bias_at_every_step() -> None:
     assert not played.overflowed.any()
 
 
+@pytest.mark.slow
 def test_replay_is_the_plain_loop_in_one_member_per_rollout() -> None:
     dataset = random_walk([5, 3])
     rng = np.random.default_rng(3)
@@ -141,6 +143,7 @@ def exploding_pair(dataset: Dataset) -> dict[str, world.FittedWorld]:
     }
 
 
+@pytest.mark.slow
 def test_compounding_tells_the_step_at_which_errors_explode() -> None:
     dataset = random_walk(20 * [12], sigma=0.1)
     worlds = exploding_pair(dataset)

@@ -194,6 +194,7 @@ def test_a_step_is_a_draw_from_the_rollouts_own_member_in_the_datas_units() -> N
     np.testing.assert_allclose(step.uncertainty, measured, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_bandit_has_rewards_and_no_dynamics() -> None:
     world = make_world(reward_only=True)
     state, action = states_and_actions(4)

@@ -119,6 +119,17 @@ def test_info_of_data_without_a_task_gives_raw_returns(run: Run, tmp_path: Path)
     assert "no environment" in out
 
 
+def test_info_leads_with_all_episodes(run: Run, tmp_path: Path) -> None:
+    ends = np.zeros(60, bool)
+    ends[[9, 19, 59]] = True  # of 10, 10 and 40 steps; a reward of 1 each
+    data = hopper(tmp_path / "plant.hdf5", timeouts=ends, next_observations=None)
+    code, out, _ = run("data", "info", data)
+    assert code == 0
+    assert "return 19 ± 14.1, median 9" in out
+    assert "39 ± 0 over the 1 episode not cut before T" in out
+    assert "Returns of all episodes, cut ones included" in out
+
+
 def test_info_of_the_builtin_dataset(run: Run) -> None:
     code, out, _ = run("data", "info", "pendulum")
     assert code == 0 and "20,000 transitions in 100 episodes" in out

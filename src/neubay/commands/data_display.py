@@ -56,9 +56,9 @@ def show_summary(summary: "Summary") -> None:
     for label, text in _facts(summary):
         table.add_row(label, escape(text))
     console.print(table)
-    whole = "cut episodes included" if summary.returns.only_cut else "complete episodes"
-    console.print(f"\n[bold]Returns[/] of {whole}")
-    for line in text_histogram(summary.returns.histogram):
+    cut = ", cut ones included" if summary.endings.cut else ""
+    console.print(f"\n[bold]Returns[/] of all episodes{cut}")
+    for line in text_histogram(summary.returns.histogram_with_cut):
         console.print("  " + line, no_wrap=True, crop=True)
 
 
@@ -90,9 +90,10 @@ def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     if summary.runs_past_terminal:
         yield "", f"{summary.runs_past_terminal:,} run on past a terminal; returns stop there"
     yield "length", _spread(summary.lengths)
-    yield "return", _spread(returns.whole)
+    yield "return", _spread(returns.with_cut)
     if _mean(returns.with_cut) != _mean(returns.whole):
-        yield "", f"{_mean(returns.with_cut)} with the cut episodes"
+        complete = counted(summary.episodes - endings.cut, "episode")
+        yield "", f"{_mean(returns.whole)} over the {complete} not cut before T"
     if returns.evaluated != returns.whole:
         yield "", f"{_mean(returns.evaluated)} over the first T = {summary.horizon:,} steps"
     score = summary.score

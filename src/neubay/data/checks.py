@@ -1,14 +1,14 @@
 """The checks of a dataset's rows: each looks at every block once, and reports at the end."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from neubay.data.findings import Finding, Severity, error
+from neubay.data.findings import Finding, Severity, Tally, error
 from neubay.data.layout import as_float32, not_action_numbers, outside_bounds
+from neubay.data.plausibility import ActionUse, FarValues, Repeats
 from neubay.data.rows import BLOCK_ROWS, Block, Column, Flags, Rows
 from neubay.tasks import DiscreteActions, Task
 
@@ -31,30 +31,18 @@ def checks_for(rows: Rows, task: Task, flags: Flags, *, horizon_known: bool) -> 
     checks: list[Check] = [
         NotFinite(rows),
         ActionsOutOfRange(rows, task),
+        ActionUse(rows, task, task_known=horizon_known),
         ConstantFeatures(rows),
+        FarValues(rows),
         Jumps(rows),
         Episodes(rows, task, horizon_known=horizon_known),
         Ends(rows, task, flags),
     ]
+    if not task.reward_only:
+        checks.append(Repeats(rows))
     if task.termination is not None:
         checks.append(TerminationRule(rows, task))
     return checks
-
-
-@dataclass
-class Tally:
-    """How many rows were found, and which one first."""
-
-    count: int = 0
-    first: int | None = None
-
-    def add(self, rows: Int[np.ndarray, " rows"]) -> None:
-        self.count += len(rows)
-        if self.first is None and len(rows):
-            self.first = int(rows[0])
-
-    def __str__(self) -> str:
-        return "1 row" if self.count == 1 else f"{self.count} rows"
 
 
 class NotFinite:
@@ -250,6 +238,7 @@ class Episodes:
         self._rows, self._task, self._horizon_known = rows, task, horizon_known
         self._ends: list[np.ndarray] = []
         self._prints: list[np.ndarray] = []
+        self._terminal: list[np.ndarray] = []
         self._open = (np.uint64(0), 0)  # fingerprint and rows of the episode that is running
         width = rows.states.width + rows.actions.width + 1
         self._weights = np.random.default_rng(0).integers(1, 2**63, width, dtype=np.uint64) * 2 + 1
@@ -265,6 +254,7 @@ class Episodes:
         if not block.starts[0]:
             sums[:1] += fingerprint  # as an array: a scalar would warn that it wraps around
         self._ends.append(ends + block.begin)
+        self._terminal.append(block.terminals[ends])
         self._prints.append(sums[: len(ends)])
         running = not block.ends[-1]
         self._open = (sums[-1], int(step[-1]) + 1) if running else (np.uint64(0), 0)
@@ -295,6 +285,8 @@ class Episodes:
         yield from self._short(first, steps)
         if self._horizon_known:
             yield from self._long(first, steps)
+        else:
+            yield from self._unclear_horizon(first, steps, np.concatenate(self._terminal))
         yield from self._duplicates(first, lengths, prints)
 
     def _short(self, first: np.ndarray, steps: np.ndarray) -> Iterator[Finding]:
@@ -325,6 +317,24 @@ class Episodes:
                 f"{len(rows)} of {len(first)} episodes are longer than the horizon {horizon} (the "
                 f"longest has {int(steps.max())} steps)",
                 "The world model uses them whole, the agent's histories stop at the horizon",
+            )
+
+    def _unclear_horizon(
+        self, first: np.ndarray, steps: np.ndarray, terminal: np.ndarray
+    ) -> Iterator[Finding]:
+        """Episodes that were cut at many lengths, or a single one, tell nothing of T."""
+        cut = steps[~terminal]
+        longest = int(steps.max())
+        reaching = int((cut == longest).sum())
+        enough = len(cut) >= 3 or len(cut) == len(steps)
+        if enough and reaching < max(2, len(cut) / 2):
+            yield self._finding(
+                "note",
+                int(first[int(steps.argmax())]),
+                f"T is taken to be the longest episode, {longest} steps, but only {reaching} of "
+                f"{len(cut)} episodes without a terminal are that long (the median has "
+                f"{np.median(cut):.0f})",
+                "Give the T that is meant as 'horizon' in a task file (--task-file)",
             )
 
     def _duplicates(

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Int
+
 from neubay.errors import DatasetError, NeubayError
 
 Severity = Literal["error", "warning", "note"]
@@ -55,3 +58,19 @@ def from_error(problem: NeubayError, file: str) -> Finding:
     text = str(problem).removeprefix(f"{file}: ").removesuffix(".")
     message, _, remedy = text.rpartition(". ")
     return error(file, None, None, message or text, remedy if message else "See the message")
+
+
+@dataclass
+class Tally:
+    """How many rows were found, and which one first."""
+
+    count: int = 0
+    first: int | None = None
+
+    def add(self, rows: Int[np.ndarray, " rows"]) -> None:
+        self.count += len(rows)
+        if self.first is None and len(rows):
+            self.first = int(rows[0])
+
+    def __str__(self) -> str:
+        return "1 row" if self.count == 1 else f"{self.count} rows"

@@ -105,6 +105,8 @@ class Returns:
     """Like `whole`, with the cut episodes."""
     histogram: Histogram
     """Of `whole`."""
+    histogram_with_cut: Histogram
+    """Of all episodes."""
     only_cut: bool
     """Every episode was cut, so that the figures above are of cut episodes."""
 
@@ -222,6 +224,7 @@ def summarise(dataset: Dataset) -> Summary:
             evaluated=Spread.of(evaluated[complete]),
             with_cut=Spread.of(dataset.returns),
             histogram=Histogram.of(dataset.returns[complete]),
+            histogram_with_cut=Histogram.of(dataset.returns),
             only_cut=bool(cut.all()),
         ),
         score=score,

@@ -17,10 +17,10 @@ from typing import NoReturn
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from neubay import __version__
+from neubay.commands.text import escape
 from neubay.errors import NeubayError
 
 # The words of a command -> the function behind it, and one line of help.

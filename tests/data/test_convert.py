@@ -215,3 +215,10 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     for target in ("blocker/out.hdf5", "blocker/folder"):
         with pytest.raises(DatasetError, match=f"{target}: cannot be written"):
             write(made(UNIT), target)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "log.csv.gz", "x.npz", "minari:./x.json"])
+def test_a_folder_is_not_named_like_a_file(name: str) -> None:
+    with pytest.raises(DatasetError, match=r"is not written; choose OUT\.hdf5"):
+        parse_target(name)
+    assert parse_target("data.v1").layout == "minari"

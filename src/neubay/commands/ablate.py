@@ -18,6 +18,7 @@ from neubay.commands.options import (
     train_defaults,
 )
 from neubay.commands.report import preset_of
+from neubay.commands.text import escape
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
 from neubay.errors import TrainingError
@@ -73,7 +74,7 @@ def ablate(arguments: list[str]) -> int:
         return 0
     console = Console(highlight=False)
     console.print(
-        f"[bold]{dataset.name}[/]: {describe_data(dataset)}\n"
+        f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
         f"preset {settings.preset_name}, over {flags.over}: "
         f"{len(planned)} runs in {folder}"
     )

@@ -17,6 +17,7 @@ from neubay.commands.data_display import (
     write_json,
 )
 from neubay.commands.options import TaskFlags, Unprefixed, named_data
+from neubay.commands.text import harmless
 
 # Other imports of ours happen inside the commands: `--help` answers at once.
 
@@ -151,7 +152,7 @@ def convert(
     data = named_data(source, belongs, told(Console(highlight=False)))
     place = write(data, target, force=force)
     transitions = counted(data.transitions, "transition")
-    print(f"{place.path}: {transitions}, hash {data.hash} as in the source")
+    print(harmless(f"{place.path}") + f": {transitions}, hash {data.hash} as in the source")
 
 
 def collect(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from neubay.commands.text import escape
 from neubay.report.parts.numbers import number
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show_list(
         "here: in the cache. The others come with 'neubay data download NAME'.\n"
     )
     console.print(f"Built in: {', '.join(builtin)} (Pendulum-v1, sticky random actions)")
-    console.print("Minari's on this machine: " + (", ".join(minari) if minari else "none"))
+    console.print("Minari's on this machine: " + (escape(", ".join(minari)) if minari else "none"))
 
 
 def show_summary(summary: "Summary") -> None:

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from neubay.commands.text import harmless
 from neubay.config import WorldConfig
 from neubay.runs.messages import Tell
 from neubay.runs.signals import Stopped
@@ -75,7 +76,7 @@ class Display:
 
 def told(console: Console) -> Tell:
     """Prints a sentence that the user should know."""
-    return lambda text: console.print(text, markup=False, soft_wrap=True)
+    return lambda text: console.print(harmless(text), markup=False, soft_wrap=True)
 
 
 def _score(score: float | None) -> str:

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from neubay.commands.options import action_bounds, numbers
+from neubay.commands.text import escape, harmless
 from neubay.errors import ConfigError
 
 # Imports of ours happen inside the command: `--help` answers at once.
@@ -104,7 +104,9 @@ def _write(imported: Any, name: str, target: str, *, dry_run: bool, force: bool)
         console.print("Nothing is written (--dry-run).")
         return
     place = write(dataset, target, force=force)
-    console.print(f"{place.path}: written; hash {dataset.hash}", markup=False, soft_wrap=True)
+    console.print(
+        harmless(f"{place.path}: written; hash {dataset.hash}"), markup=False, soft_wrap=True
+    )
 
 
 def _show(console: Console, imported: Any, dataset: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from neubay.commands.text import harmless
 from neubay.errors import NeubayError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def read_runs(places: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:
     left_out: list[str] = []
     found = records.read_all(list(places), left_out, preset_of)
     for problem in left_out:
-        print(f"warning: left out: {problem}", file=sys.stderr)
+        print(harmless(f"warning: left out: {problem}"), file=sys.stderr)
     return found, left_out
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from neubay.commands.text import escape
 from neubay.errors import RunError
 from neubay.report.parts.numbers import number
 from neubay.runs import rundir

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neubay.commands.options import TrainSettings, Unprefixed, parse, train_defaults
+from neubay.commands.text import escape
 from neubay.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ def train(arguments: list[str]) -> int:
     imitates = config.agent.algorithm == "bc"  # in no world, so that no posterior judges it
     unscored = "no environment" + ("" if imitates else ": the posterior estimates instead")
     console.print(
-        f"[bold]{dataset.name}[/]: {describe_data(dataset)}\n"
+        f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
         f"preset {preset}, {settings.variant}, seed {config.seed}; "
         f"scored in {dataset.task.env_name or unscored}\n"
-        f"run directory {directory}"
+        f"run directory {escape(str(directory))}"
     )
     trackers: list[tracking.Tracker] = []
     if flags.tensorboard:

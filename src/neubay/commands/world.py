@@ -12,6 +12,7 @@ from rich.table import Table
 
 from neubay import published
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
+from neubay.commands.text import escape
 from neubay.config import WorldConfig
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def train(arguments: list[str]) -> int:
     dataset = named.load(told(console))
     directory = flags.out or world.world_directory(dataset, config, flags.seed)
     console.print(
-        f"[bold]{dataset.name}[/]: {len(dataset.world_rows):,} transitions; preset "
+        f"[bold]{escape(dataset.name)}[/]: {len(dataset.world_rows):,} transitions; preset "
         f"{settings.preset_name}: {config.pool} members of {config.depth} x "
         f"{config.width}, the best {config.members} kept\nworld directory {directory}"
     )

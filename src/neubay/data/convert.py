@@ -31,6 +31,11 @@ from neubay.tasks import DiscreteActions, Task
 
 _BLOCK_ROWS = 1 << 17
 _HDF5_SUFFIXES = (".hdf5", ".h5")
+_OTHER_SUFFIXES = (
+    *(".npz", ".npy", ".mat", ".pkl", ".json", ".jsonl", ".txt", ".csv", ".tsv", ".xlsx"),
+    *(".parquet", ".feather", ".arrow", ".gz", ".zip"),
+)
+"""Of files that nobody means a folder by."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,10 @@ def parse_target(text: str) -> Target:
     place = rest if is_minari else text
     if not is_minari and Path(place).suffix.lower() in _HDF5_SUFFIXES:
         return Target("d4rl", Path(place), None, f"d4rl:{place}")
-    if Path(place).suffix.lower() == ".npz":
+    suffix = Path(place).suffix.lower()
+    if suffix in _OTHER_SUFFIXES:
         raise DatasetError(
-            f"target '{text}': .npz is not written; choose OUT.hdf5, minari:ID or a folder."
+            f"target '{text}': {suffix} is not written; choose OUT.hdf5, minari:ID or a folder."
         )
     if is_minari and not place.startswith((os.sep, ".", "~")):
         return Target("minari", _minari_folder(place), place, text)

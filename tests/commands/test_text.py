@@ -1,0 +1,52 @@
+"""No name that comes from a file or a path is obeyed by the terminal."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.data_checks import make_log
+from neubay.cli import main
+from neubay.commands.text import escape, harmless
+
+EVIL = "x\x1b]0;owned\x07\x1b[2J"
+
+
+def test_control_characters_are_shown() -> None:
+    assert harmless("a\x1b[31mb\x07\x9bc\u202ed") == "a\\x1b[31mb\\x07\\x9bc\\u202ed"
+    assert harmless("two\nlines\tand ü") == "two\nlines\tand ü"
+    assert escape("[bold]\x1b") == "\\[bold]\\x1b"
+
+
+def evil_run(folder: Path) -> None:
+    about = {"layout": 3, "dataset": {"name": EVIL}, "task": EVIL, "variant": EVIL, "config": {}}
+    (folder / "runs" / "one").mkdir(parents=True)
+    (folder / "runs" / "one" / "run.json").write_text(json.dumps(about))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="such names cannot be")
+def test_names_do_not_reach_the_terminal_as_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil_run(tmp_path)
+    np.savez("arrays.npz", **{EVIL: np.zeros(3)})
+    np.savez(f"{EVIL}.npz", **make_log().d4rl())
+    for words in (
+        ["data", "info", "arrays.npz"],
+        ["data", "validate", "arrays.npz"],
+        ["data", "info", f"{EVIL}.npz"],
+        ["data", "validate", f"{EVIL}.npz"],
+        ["data", "convert", f"{EVIL}.npz", f"{EVIL}.hdf5"],
+        ["data", "info", EVIL],
+        ["runs", "list", "runs"],
+        ["runs", "show", "runs/one"],
+        ["report", "runs/one", "--out", "page"],
+        [EVIL],
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        shown = "".join(capsys.readouterr())
+        assert "\x1b" not in shown and "\x07" not in shown, words

@@ -110,8 +110,7 @@ def test_rows_of_a_memory_map_by_plain_reads(tmp_path: Path) -> None:
             gather(mapped, rows)
 
 
-# Raw read and load in turns, so that both meet the same machine; prints the best of each. Up to
-# three times as many turns where another process is in the way of all.
+# Raw read and load in turns, so that both meet the same machine; prints the best of each.
 COMPARE = """
 import json, sys, time
 import h5py
@@ -122,9 +121,7 @@ def raw(path):
         return {key: file[key][()] for key in file}
 
 times = {"raw": [], "load": []}
-for turn in range(3 * int(sys.argv[2])):
-    if turn >= int(sys.argv[2]) and min(times["load"]) <= 2 * min(times["raw"]):
-        break
+for _ in range(int(sys.argv[2])):
     for name, function in (("raw", raw), ("load", lambda path: load(path, "d4rl/halfcheetah"))):
         began = time.process_time()
         function(sys.argv[1])
@@ -137,7 +134,7 @@ print(json.dumps({name: min(values) for name, values in times.items()}))
 @pytest.mark.timing
 @pytest.mark.parametrize(
     ("options", "rows", "turns"),
-    [({}, 1_000_000, 12), ({"compression": "gzip"}, 100_000, 4)],
+    [({}, 1_000_000, 30), ({"compression": "gzip"}, 100_000, 4)],
     ids=["plain", "gzip"],
 )
 def test_loading_takes_at_most_twice_the_raw_read(

@@ -57,14 +57,15 @@ def shared_data() -> Path:
 # --- The quick part ------------------------------------------------------------------------------
 
 SLOW_SECONDS = 3.0
-TRAINED = {"finished", "halfway", "learned", "reference", "summary"}  # fixtures that train a run
+# Fixtures that train a run, or start a browser.
+LONG_FIXTURES = {"chromium", "finished", "halfway", "learned", "reference", "summary"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for a trained run is slow, if it is the first to ask."""
+    """A test that asks for such a fixture is slow if it is the first to ask, so each is marked."""
     for item in items:
-        if TRAINED.intersection(getattr(item, "fixturenames", ())):
+        if LONG_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 

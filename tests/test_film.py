@@ -61,6 +61,7 @@ def lamp(monkeypatch: pytest.MonkeyPatch) -> Task:
     return task
 
 
+@pytest.mark.slow
 def test_every_step_of_a_short_episode_is_a_frame(lamp: Task, tmp_path: Path) -> None:
     episode = film.record(saved_policy(lamp, tmp_path / "policy.npz"), "lamp")
     assert (episode.steps, episode.total) == (5, 5.0)

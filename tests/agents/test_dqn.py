@@ -77,6 +77,7 @@ def test_the_loss_is_its_slow_restatement(penalised: bool) -> None:
     assert metrics["rows_real"] == len(losses[True]) and after.step == 1
 
 
+@pytest.mark.slow
 def test_the_network_learns_and_the_target_follows() -> None:
     state = AGENT.init(jax.random.key(0))
     before = jax.tree.map(np.array, (state.network, state.target))
@@ -187,6 +188,7 @@ def test_a_row_acts_the_same_whoever_stands_beside_it() -> None:
     np.testing.assert_array_equal(together[2:5], apart)
 
 
+@pytest.mark.slow
 def test_recalling_a_history_is_stepping_through_it() -> None:
     tape = slice_rows(random_tape(4), 0, 5)
     policy = AGENT.policy(AGENT.init(jax.random.key(0)), deterministic=True)

@@ -231,6 +231,7 @@ def test_many_updates_in_one_call_are_as_many_calls(tiny: tuple, tape: Tape) -> 
     assert (jax.random.key_data(together.key) == jax.random.key_data(apart.key)).all()
 
 
+@pytest.mark.slow
 def test_an_episodes_last_row_is_no_transition(tiny: tuple, tape: Tape) -> None:
     agent, state = tiny
     last = np.append(tape.start[1:], True)
@@ -245,6 +246,7 @@ def test_an_episodes_last_row_is_no_transition(tiny: tuple, tape: Tape) -> None:
     )
 
 
+@pytest.mark.slow
 def test_only_a_terminal_stops_bootstrapping(tiny: tuple, tape: Tape) -> None:
     """What the state after a terminal is does not matter; that after a truncation does."""
     agent, state = tiny
@@ -264,6 +266,7 @@ def test_only_a_terminal_stops_bootstrapping(tiny: tuple, tape: Tape) -> None:
     ) > 1e-4 * optax.tree.norm(baseline)
 
 
+@pytest.mark.slow
 def test_kappa_0_is_deaf_to_real_rows_and_hears_the_imagined_ones(tape: Tape) -> None:
     agent, state = fresh(SAC)
     rows = np.arange(len(tape.reward))
@@ -288,6 +291,7 @@ def test_mixture_weights_are_means_over_the_transitions_of_each_kind(tape: Tape)
         np.testing.assert_allclose(weights[acted & ~tape.real], (1 - kappa) / 6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_tape_of_one_kind_has_no_term_of_the_other(tiny: tuple) -> None:
     agent, state = tiny
     rng = np.random.default_rng(1)
@@ -357,6 +361,7 @@ def test_learning_rates_belong_to_parts_and_the_actors_alone_decay(tiny: tuple, 
         assert moved["critic_head"] == pytest.approx(config.head_lr, rel=0.01)
 
 
+@pytest.mark.slow
 def test_alpha_rises_when_the_policy_is_too_sure_and_falls_when_it_is_not(
     tiny: tuple, tape: Tape
 ) -> None:
@@ -379,6 +384,7 @@ def test_critic_values_start_near_zero() -> None:
     assert float(out.weight.std()) == pytest.approx(0.1 / np.sqrt(3 * 64), rel=0.1)
 
 
+@pytest.mark.slow
 def test_updates_of_one_shape_compile_once(tiny: tuple, tape: Tape) -> None:
     agent, state = tiny
     state, _ = updated(agent, state, tape)
@@ -546,6 +552,7 @@ def random_actions(rng: np.random.Generator, count: int) -> np.ndarray:
     return rng.uniform(-1, 1, count)
 
 
+@pytest.mark.slow
 def test_constant_reward_is_worth_its_discounted_sum() -> None:
     def constant(rng: np.random.Generator) -> tuple:
         steps = 15
@@ -558,6 +565,7 @@ def test_constant_reward_is_worth_its_discounted_sum() -> None:
     assert np.abs(q - 2).mean() < 0.2
 
 
+@pytest.mark.slow
 def test_a_reward_one_step_later_is_discounted_once() -> None:
     def later(rng: np.random.Generator) -> tuple:
         cue = rng.choice([-1.0, 1.0])
@@ -586,6 +594,7 @@ def cued(rng: np.random.Generator) -> tuple:
     return [cue, 0, 0, 0, 0], actions, [0, 0, 0, cue * actions[-1]], True
 
 
+@pytest.mark.slow
 def test_memory_carries_a_cue_to_where_it_pays() -> None:
     agent, state = learn(cued, calls=8)
     assert actions_after(agent, state, [1.0, 0, 0, 0]) > 0.6
@@ -601,6 +610,7 @@ def test_without_memory_the_cue_is_lost() -> None:
     assert not jax.tree.leaves((state.actor.encoder, state.critic.encoder))
 
 
+@pytest.mark.slow
 def test_an_absorbing_terminal_is_worth_nothing_and_a_timeout_is_worth_the_rest() -> None:
     def ending(rng: np.random.Generator) -> tuple:
         terminal = rng.random() < 0.5

@@ -115,6 +115,7 @@ def test_the_commands_write_pictures_and_numbers(
     assert capsys.readouterr().out.strip() == tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

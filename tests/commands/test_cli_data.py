@@ -323,6 +323,7 @@ def test_mistakes_get_a_suggestion(run: Run, arguments: tuple[str, ...], message
     assert code == 2 and message in err
 
 
+@pytest.mark.slow
 def test_places_that_cannot_be_written_are_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for arguments in (

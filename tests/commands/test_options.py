@@ -66,6 +66,7 @@ def test_none_as_a_choice_stays_one() -> None:
     assert read("--agent.memory=none", "none").settings.dataset == "none"
 
 
+@pytest.mark.slow
 def test_a_value_out_of_range_is_named_with_its_flag_in_plain_words() -> None:
     script = "from neubay.cli import main; main(['train', '--agent.kappa', '1.5'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

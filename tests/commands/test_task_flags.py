@@ -124,6 +124,7 @@ def test_every_command_that_takes_data_has_the_flags(run: Run) -> None:
             assert flag in out, f"{command} has no {flag}"
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_its_task_file_and_no_other(
     run: Run, valves: Path, task_file: Path
 ) -> None:

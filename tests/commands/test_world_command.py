@@ -53,6 +53,7 @@ def test_a_world_is_trained_shown_and_found_again(
     assert "its seed is 3, asked for is 4" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_says_how_to_go_on(
     data: Path,
     tmp_path: Path,

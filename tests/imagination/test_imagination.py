@@ -322,6 +322,7 @@ def test_memory_at_the_branching_point_is_that_of_the_replayed_history(
         np.testing.assert_allclose(memory["sum"][k], expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_member_per_rollout(dataset: Dataset, world: ToyWorld) -> None:
     """Invariant 3; the toy world's reward is its member's number, plus at most 0.01."""
     scene, key = make_scene(dataset, seed=6), jax.random.key(7)
@@ -337,6 +338,7 @@ def test_one_member_per_rollout(dataset: Dataset, world: ToyWorld) -> None:
     assert set(used) == set(range(6))
 
 
+@pytest.mark.slow
 def test_a_non_finite_answer_ends_the_rollout_and_is_not_kept(
     dataset: Dataset, world: ToyWorld
 ) -> None:

@@ -115,6 +115,7 @@ def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert written.startswith("Above.") and written.endswith("Below.\n")
 
 
+@pytest.mark.slow
 def test_a_report_of_a_condensed_file_is_that_of_its_runs(tmp_path: Path) -> None:
     """All tables are the same, though the files of the runs are gone."""
     changes = {"zeta": {"rollout": {"zeta": 0.9}}, "kappa": {"agent": {"kappa": 0.8}}, "main": {}}

@@ -84,6 +84,7 @@ def check_page(text: str, scripts: int = 0) -> Parsed:
 # ------------------------------------------------------------------------------------- imports
 
 
+@pytest.mark.slow
 def test_reports_need_no_jax() -> None:
     """Looking at runs does not wait for it; `jaxtyping` is imported without it."""
     names = [
@@ -510,6 +511,7 @@ def test_a_run_that_has_just_begun_does_not_speak_for_the_others(tmp_path: Path)
 # -------------------------------------------------------------------------------------- pages
 
 
+@pytest.mark.slow
 def test_the_page_of_one_run(tmp_path: Path) -> None:
     run = records.read(make_run(tmp_path / "run"))
     frames = [np.full((40, 60, 3), shade, np.uint8) for shade in range(0, 240, 20)]
@@ -571,6 +573,7 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     check_page(page.one_run(records.read(first), refresh=5).html, scripts=1)
 
 
+@pytest.mark.slow
 def test_a_page_that_refreshes_says_so(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", finished=False)
     with locked(directory):

@@ -210,6 +210,7 @@ def test_play_shows_the_policy_its_own_history() -> None:
     )
 
 
+@pytest.mark.slow
 def test_play_and_the_environment_agree() -> None:
     """The same policy earns the same in the bandits as a world and in Gymnasium's."""
     task = get_task("bandit")

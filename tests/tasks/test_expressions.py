@@ -100,6 +100,7 @@ def _formulas() -> st.SearchStrategy[str]:
     )
 
 
+@pytest.mark.slow
 @given(_formulas())
 def test_random_formulas_agree_with_python(text: str) -> None:
     """The same text, run by Python with NumPy's functions."""

@@ -142,6 +142,7 @@ def assert_finite(fitted: FittedWorld, data: Dataset) -> None:
     assert all(np.isfinite(leaf).all() for leaf in step)
 
 
+@pytest.mark.slow
 def test_constant_and_barely_varying_features() -> None:
     rng = np.random.default_rng(0)
     constant, barely = np.full(300, 1e8), 1 + 1e-7 * rng.integers(0, 3, 300)

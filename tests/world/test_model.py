@@ -127,6 +127,7 @@ def test_without_layer_norm_nothing_bounds_a_step() -> None:
     np.testing.assert_allclose(far / near, 1000, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_members_start_uniform_in_one_over_root_fan_in() -> None:
     member = make_member(0, 9, WorldConfig(width=400, depth=2, pool=1, members=1))
     for linear in (*member.linears, member.head):

@@ -255,3 +255,16 @@ def test_action_numbers_beyond_the_task_are_refused() -> None:
         Dataset.from_arrays(
             **{**log.arrays(), "actions": numbers}, task=small_task(actions=DiscreteActions(3))
         )
+
+
+def test_assumed_bounds_are_told_with_the_range_that_the_data_uses() -> None:
+    log = make_log([50, 50])
+    log.actions = 0.6 + 0.3 * log.actions  # 0.3 to 0.9
+    said: list[str] = []
+    Dataset.from_arrays(**log.arrays(), tell=said.append)
+    assert len(said) == 1 and "[-1, 1] is assumed, the data uses 0.3" in said[0]
+    assert "down to -1, the data stays above 0.3" in said[0]
+    said.clear()
+    Dataset.from_arrays(**log.arrays(), action_bounds=(0, 1), tell=said.append)
+    Dataset.from_arrays(**log.arrays(), task=small_task(), tell=said.append)
+    assert said == []

@@ -216,6 +216,9 @@ def _explain(model: type[Section], item: Any) -> str:
     if item["type"] != "extra_forbidden":
         return f"{path} {shown(item['input'])}: {in_words(item)}".lstrip()
     fields: list[str] = _field_paths(model)
+    if path in fields:  # in one word, as a flag has it
+        section, _, leaf = path.rpartition(".")
+        return f"unknown key '{path}': write it nested, {{'{section}': {{'{leaf}': ...}}}}"
     close = difflib.get_close_matches(path, fields, n=1, cutoff=0.5)
     if not close:  # the right name in the wrong section
         leaf = path.rsplit(".", 1)[-1]

@@ -1,6 +1,6 @@
 """A trained policy to act with: explicit state in, action and state out; saved as one file.
 
-    policy = neubay.load_policy("runs/pendulum-0/policy.npz")
+    policy = neubay.load_policy("runs/pendulum-neubay-seed0/policy.npz")
     action, state = policy.predict(observation)                    # the first step
     action, state = policy.predict(observation, state, reward=r)   # every later one
 
@@ -22,6 +22,7 @@ from neubay.config import AgentConfig, validated
 from neubay.errors import NeubayError, RunError
 from neubay.runs.files import load_arrays, read_note, save_arrays
 from neubay.runs.provenance import provenance
+from neubay.runs.rundir import POLICY_FILE
 from neubay.tape import AgentInput
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
@@ -153,8 +154,10 @@ def _act(policy: Any, memory: PyTree, inputs: AgentInput, keys: Any) -> Any:
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Read what `Policy.save` wrote. The task need not be registered: the file knows its sizes."""
+    """Read what `Policy.save` wrote, or the policy of a run directory. The task need not be
+    registered: the file knows its sizes."""
     path = Path(path)
+    path = path / POLICY_FILE if path.is_dir() else path
     about = read_note(path)
     if about.get("layout") != LAYOUT:
         raise RunError(

@@ -172,12 +172,46 @@ def test_no_step_leads_over_a_row_with_a_missing_value() -> None:
     frame.loc[4, "level"] = np.nan
     frame.loc[7, "reward"] = np.inf
     imported = steps(frame)
-    assert "missing or not finite, left out with the step over them: 2." in said(imported)
+    assert "missing or not finite, left out; an episode ends at each: 2." in said(imported)
     states = frame["level"].to_numpy(np.float32)
     np.testing.assert_array_equal(imported.arrays["states"][:, 0], states[[0, 1, 2, 5, 8]])
     np.testing.assert_array_equal(imported.arrays["next_states"][:, 0], states[[1, 2, 3, 6, 9]])
     with pytest.raises(DatasetError, match="every row has a value that is missing"):
         steps(frame.assign(level=np.nan), states=("level",))
+
+
+def test_a_missing_value_in_a_shuffled_log_cuts_its_own_episode_alone() -> None:
+    frame = plant(episodes=4, rows=20)
+    frame.loc[27, "level"] = np.nan  # row 7 of the second episode
+    expected = steps(frame)
+    assert list(np.diff(np.flatnonzero(expected.arrays["timeouts"]), prepend=-1)) == [
+        *(19, 6, 11, 19, 19)
+    ]
+    shuffled = frame.sample(frac=1, random_state=1)
+    imported = steps(shuffled)
+    assert "rows lie apart, put together: 4." in said(imported)
+    assert "irregular" not in said(imported) and "off by" not in said(imported)
+    in_order = pd.concat([frame[frame.run == run] for run in shuffled["run"].drop_duplicates()])
+    np.testing.assert_array_equal(
+        imported.arrays["next_states"], steps(in_order).arrays["next_states"]
+    )
+
+
+def test_a_row_without_its_time_or_id_is_where_the_log_has_it() -> None:
+    frame = plant(episodes=2, rows=10)
+    frame["run"] = frame["run"].map({0: "first", 1: "second"})
+    frame.loc[4, "timestamp"] = np.nan
+    frame.loc[15, "run"] = None
+    arrays = steps(frame).arrays
+    states = frame["level"].to_numpy(np.float32)
+    np.testing.assert_array_equal(
+        arrays["states"][:, 0], states[[0, 1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 16, 17, 18]]
+    )
+
+
+def test_columns_of_text_are_not_dropped_in_silence() -> None:
+    frame = plant().assign(pressure=["0,5"] * 200)
+    assert "columns of text that are not used: pressure." in said(steps(frame))
 
 
 def test_repeated_sensor_values_and_double_rows_are_counted() -> None:

@@ -88,6 +88,10 @@ def _kind(path: Path) -> str:
         )
     if beginning.startswith(b"\x93NUMPY"):
         raise DatasetError(f"{path}: is a single array (.npy). {formats}.")
+    if path.name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet")):
+        raise DatasetError(
+            f"{path}: is a table. Make a dataset of it first: neubay data import {path} OUT.hdf5."
+        )
     raise DatasetError(f"{path}: is neither HDF5 nor npz (or damaged at its start). {formats}.")
 
 

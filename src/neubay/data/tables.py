@@ -273,6 +273,8 @@ class _LogRows:
     episode: Int[np.ndarray, " rows"]
     """A number per episode as the log names them; tables are apart."""
     time: Float[np.ndarray, " rows"] | None
+    whole: Bool[np.ndarray, " rows"]
+    """Nothing is missing, and everything is finite."""
     whole_actions: bool
     """The action is one column of whole numbers."""
 
@@ -303,7 +305,9 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> _LogRows:
     if not parts or not sum(map(len, parts["rewards"])):
         raise DatasetError(f"{tables[0].name}: has no rows. Record at least one episode.")
     joined = {key: np.concatenate(parts.pop(key)) for key in list(parts)}
-    return _LogRows(time=joined.pop("time", None), whole_actions=whole, **joined)
+    measured = [joined["states"], joined["actions"], joined["rewards"][:, None]]
+    complete = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in measured])
+    return _LogRows(time=joined.pop("time", None), whole=complete, whole_actions=whole, **joined)
 
 
 def _is_whole(array: Any) -> bool:
@@ -421,7 +425,8 @@ def steps_of(
                 "one by one, or rename the column."
             )
     notes = _Notes(first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more")
-    log = _ordered(_complete(_read(tables, columns), notes), notes)
+    _note_unused(first, columns, notes)
+    log = _complete(_ordered(_placed(_read(tables, columns)), notes), notes)
     begins = _beginnings(log, gap, notes)
     _look_for_repeats(log, begins, notes)
     arrays = _transitions(log, begins, reward_at, notes)
@@ -446,57 +451,73 @@ class _Notes:
             self.findings.append(Finding("warning", self.file, None, None, message, remedy))
 
 
-def _complete(log: _LogRows, notes: _Notes) -> _LogRows:
-    """Rows in which nothing is missing. What a dropped row lay between is no step: its time step
-    is longer, or, where there are no times, its episode is cut in two."""
-    values = [log.states, log.actions, log.rewards[:, None]]
-    whole = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in values])
-    whole &= log.episode >= 0
-    if log.time is not None:
-        whole &= np.isfinite(log.time)
-    if whole.all():
-        return log
-    notes(
-        "rows with a value that is missing or not finite, left out with the step over them",
-        "Fill them before the import if a value can be told",
-        int((~whole).sum()),
-    )
-    if not whole.any():
-        raise DatasetError(
-            f"{notes.file}: every row has a value that is missing or not finite. Look at the "
-            "columns that were chosen (--dry-run)."
+def _note_unused(table: LogTable, columns: Columns, notes: _Notes) -> None:
+    used = set(columns.needed(table.columns))
+    text = [name for name, numeric in table.columns.items() if not numeric and name not in used]
+    if text:
+        notes(
+            f"columns of text that are not used: {', '.join(text)}",
+            "If one should hold numbers, look for words, units or decimal commas in it",
         )
-    cuts = np.cumsum(~whole & np.append(whole[1:], False))  # counts what was dropped before
-    log.episode = log.episode * (int(cuts[-1]) + 1) + cuts
-    return log.take(np.flatnonzero(whole))
+
+
+def _placed(log: _LogRows) -> _LogRows:
+    """A row without a time or an episode is where the log has it: after the row above it."""
+    above = np.arange(len(log))
+    if log.time is not None:
+        known = np.isfinite(log.time)
+        log.whole &= known
+        log.time = log.time[np.maximum.accumulate(np.where(known, above, 0))]
+    known = log.episode >= 0
+    log.whole &= known
+    log.episode = log.episode[np.maximum.accumulate(np.where(known, above, 0))]
+    return log
 
 
 def _ordered(log: _LogRows, notes: _Notes) -> _LogRows:
     """Rows of an episode together and by time; those that come twice once."""
-    _, place = np.unique(log.episode, return_index=True)
-    changes = int((np.diff(log.episode) != 0).sum()) + 1
+    runs = log.episode[np.insert(np.diff(log.episode) != 0, 0, True)]
+    ids, place, parts = np.unique(runs, return_index=True, return_counts=True)
     time = np.zeros(len(log)) if log.time is None else log.time
-    same = np.diff(log.episode) == 0
-    backwards = int((same & (np.diff(time) < 0)).sum())
-    if changes > len(place) or backwards:
-        notes("rows earlier than the row above them, sorted by time", "Check the clock", backwards)
-        notes(
-            "episodes whose rows lie apart, put together",
-            "Check that no episode id is used twice",
-            max(changes - len(place), 0),
-        )
-        rank = np.empty(int(log.episode.max()) + 1, np.int64)
-        rank[log.episode[np.sort(place)]] = np.arange(len(place))  # in the order of the log
-        log = log.take(np.lexsort((time, rank[log.episode])))
+    backwards = int(((np.diff(log.episode) == 0) & (np.diff(time) < 0)).sum())
+    notes("rows earlier than the row above them, sorted by time", "Check the clock", backwards)
+    notes(
+        "episodes whose rows lie apart, put together",
+        "Check that no episode id is used twice",
+        int((parts > 1).sum()),
+    )
+    if backwards or (parts > 1).any():
+        rank = place.argsort().argsort()  # in the order of the log
+        log = log.take(np.lexsort((time, rank[np.searchsorted(ids, log.episode)])))
     if log.time is not None:
-        twice = (np.diff(log.episode) == 0) & (np.diff(log.time) == 0)
+        both = log.whole[1:] & log.whole[:-1]
+        twice = both & (np.diff(log.episode) == 0) & (np.diff(log.time) == 0)
         notes(
             "rows with the time of the row before them, left out",
             "Keep one row per time step",
             int(twice.sum()),
         )
-        if twice.any():
-            log = log.take(np.flatnonzero(~np.insert(twice, 0, False)))
+        log = log.take(np.flatnonzero(~np.insert(twice, 0, False)))
+    return log
+
+
+def _complete(log: _LogRows, notes: _Notes) -> _LogRows:
+    """Rows in which nothing is missing. No step leads over one that is left out: its episode
+    ends before it, and another begins after it."""
+    notes(
+        "rows with a value that is missing or not finite, left out; an episode ends at each",
+        "Fill them before the import if the values are known",
+        int((~log.whole).sum()),
+    )
+    if not log.whole.any():
+        raise DatasetError(
+            f"{notes.file}: every row has a value that is missing or not finite. Look at the "
+            "columns that were chosen (--dry-run)."
+        )
+    left_out = np.cumsum(~log.whole)[log.whole]
+    log = log.take(np.flatnonzero(log.whole))
+    begins = (np.diff(log.episode) != 0) | (np.diff(left_out) != 0)
+    log.episode = np.cumsum(np.insert(begins, 0, True))
     return log
 
 

@@ -8,14 +8,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from neubay import __version__
+
 
 @functools.cache
 def provenance() -> dict[str, str]:
     """Versions of what decides the numbers, and the kind of machine."""
     import jax
 
-    packages = ("neubay", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco")
+    packages = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco")
     return {
+        "neubay": __version__,  # of this code, whatever an editable install remembers
         **{name: importlib.metadata.version(name) for name in packages},
         **_commit(),
         "python": platform.python_version(),

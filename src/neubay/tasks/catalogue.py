@@ -123,8 +123,6 @@ def task_from_env(
 
 RandomExpert = tuple[float, float]
 """Mean returns of a random and of an expert policy, which normalise scores."""
-RuleAt = Callable[[int], Termination]
-"""A rule for states whose height z is at an index."""
 
 
 def _settings(task: str) -> dict[str, Published]:

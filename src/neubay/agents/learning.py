@@ -92,8 +92,8 @@ def network_optimiser(config: AgentConfig, *, decay: bool) -> optax.GradientTran
         )
 
     return optax.chain(
-        zero_nonfinite(),
         optax.clip_by_global_norm(config.clip_norm),
+        zero_nonfinite(),
         optax.scale_by_adam(),
         optax.partition(
             {"encoder": descent(config.encoder_lr), "head": descent(config.head_lr)}, _parts
@@ -107,14 +107,18 @@ def alpha_optimiser(config: AgentConfig) -> optax.GradientTransformation:
     return optax.chain(zero_nonfinite(), optax.adam(config.alpha_lr))
 
 
-def zero_nonfinite() -> optax.GradientTransformation:
-    """A gradient with anything non-finite in it counts as zero."""
+def zero_nonfinite() -> optax.GradientTransformationExtraArgs:
+    """Zero in place of a gradient that was not `finite`, as `descend` says.
 
-    def update(gradient: PyTree, params: PyTree) -> PyTree:
-        finite = jnp.isfinite(optax.tree.norm(gradient))
-        return jax.tree.map(lambda part: jnp.where(finite, part, 0.0), gradient)
+    It comes after clipping, so that one norm serves both.
+    """
 
-    return optax.stateless(update)
+    def update(
+        gradient: PyTree, state: PyTree, params: PyTree = None, *, finite: Bool[Array, ""]
+    ) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda part: jnp.where(finite, part, 0.0), gradient), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _parts(network: Network) -> PyTree:
@@ -133,11 +137,14 @@ def descend(
     gradient: T,
     state: optax.OptState,
 ) -> tuple[T, optax.OptState, GradientHealth]:
-    """One step of the optimiser, and what the gradient was like before it was clipped."""
+    """One step of the optimiser, and what the gradient was like before it was clipped.
+
+    A gradient with anything non-finite in it counts as zero.
+    """
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm)
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes its integer counts with floats
-        updates, state = optimiser.update(gradient, state)
+        updates, state = optimiser.update(gradient, state, finite=finite)
     health = GradientHealth(jnp.where(finite, norm, 0.0), jnp.where(finite, 0.0, 1.0))
     return optax.apply_updates(network, updates), state, health
 

@@ -152,7 +152,8 @@ class Repeats:
         self._same.add(np.flatnonzero(equal.all(axis=1)) + first)
         self._moves = self._moves or bool((inside & ~held.all(axis=1)).any())
         new = (self._first_held < 0) & held.any(axis=0)
-        self._first_held[new] = held[:, new].argmax(axis=0) + first
+        if new.any():
+            self._first_held[new] = held[:, new].argmax(axis=0) + first
         self._held += held.sum(axis=0)
         changed = ~held[:-1] & (inside[:-1] & inside[1:])[:, None]
         self._changes += changed.sum(axis=0)

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax import lax
 
 from neubay import agents, published
 from neubay.agents import redq
@@ -196,7 +195,8 @@ def test_gradient_steps_at_the_published_size(
     """All 33 datasets: sizes, tape, clipping, entropy and all other settings as published, on data
     of the right shape. A program is compiled once per structure, of which there are 8: eta_phi and
     kappa, the two settings that differ within one, are its arguments here rather than constants.
-    Datasets that agree in these too would take the very same steps, which are taken once."""
+    Datasets that agree in these too would take the very same steps, which are taken once. The first
+    of a structure takes several, and the others one: they differ in these two numbers alone."""
     # The cache of optimisers cannot hold settings that are arguments.
     monkeypatch.setattr(redq, "network_optimiser", redq.network_optimiser.__wrapped__)
     monkeypatch.setattr(redq, "alpha_optimiser", redq.alpha_optimiser.__wrapped__)
@@ -205,36 +205,39 @@ def test_gradient_steps_at_the_published_size(
         task.state_size, task.actions.size, task.actions.kind, structure(names[0])[2]
     )
     tapes = made_up_tapes(task, tape_rows(task, config))
-    take_steps = compiled_steps(agent)
+    take_step = compiled_step(agent)
     for eta_phi, kappa in dict.fromkeys(SETTINGS[name][:2] for name in names):
-        before = agent.init(jax.random.key(0))
-        after, metrics = take_steps({"encoder_lr": eta_phi, "kappa": kappa}, before, tapes)
+        numbers = {"encoder_lr": eta_phi, "kappa": kappa}
+        before = after = agent.init(jax.random.key(0))
+        steps = STEPS if (eta_phi, kappa) == SETTINGS[names[0]][:2] else 1
+        for step in range(steps):
+            tape = jax.tree.map(lambda leaf, step=step: leaf[step], tapes)
+            after, metrics = take_step(numbers, after, tape)
+            assert all(np.isfinite(value) for value in metrics.values())
+            assert not metrics["nonfinite_gradients"]
+            used = float(metrics["rows_real"] + metrics["rows_imagined"])
+            assert used == transitions(tapes)[step]
         counts = optax.tree.get_all_with_path(after.actor_optimiser, "count")
-        assert counts and {int(count) for _, count in counts} == {STEPS}
-        assert all(np.isfinite(values).all() for values in metrics.values())
-        assert not metrics["nonfinite_gradients"].any()
-        used = np.asarray(metrics["rows_real"] + metrics["rows_imagined"])
-        np.testing.assert_array_equal(used, transitions(tapes))
+        assert counts and {int(count) for _, count in counts} == {steps}
         # Adam moves a weight by about its learning rate: both rates are where they belong.
         for network in ("actor", "critic"):
             old, new = getattr(before, network), getattr(after, network)
-            assert 0.3 < largest_move(old.encoder, new.encoder) / (STEPS * eta_phi) < 3.2
-            assert 0.3 < largest_move(old.head, new.head) / (STEPS * 1e-4) < 3.2
+            assert 0.3 < largest_move(old.encoder, new.encoder) / (steps * eta_phi) < 3.2
+            assert 0.3 < largest_move(old.head, new.head) / (steps * 1e-4) < 3.2
         tuned = float(after.log_alpha) != float(before.log_alpha)
         assert tuned == agent.config.tune_alpha
         assert float(before.log_alpha) == pytest.approx(math.log(agent.config.alpha))
 
 
-def compiled_steps(agent: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """Gradient steps whose numbers are arguments; gives the metrics of every step."""
+def compiled_step(agent: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """A gradient step whose numbers are arguments."""
 
     @jax.jit
-    def take_steps(numbers: dict[str, float], state: Any, tapes: Tape) -> Any:
+    def take_step(numbers: dict[str, float], state: Any, tape: Tape) -> Any:
         config = agent.config.model_copy(update=numbers)
-        asked = dataclasses.replace(agent, config=config)
-        return lax.scan(lambda state, tape: asked.gradient_step(state, tape), state, tapes)
+        return dataclasses.replace(agent, config=config).gradient_step(state, tape)
 
-    return take_steps
+    return take_step
 
 
 def made_up_tapes(task: Task, rows: int) -> Tape:

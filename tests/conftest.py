@@ -58,7 +58,7 @@ def shared_data() -> Path:
 
 SLOW_SECONDS = 3.0
 # Fixtures that train a run, or start a browser.
-LONG_FIXTURES = {"chromium", "finished", "halfway", "learned", "reference", "summary"}
+LONG_FIXTURES = {"chromium", "chosen", "finished", "halfway", "learned", "reference", "summary"}
 
 
 @pytest.hookimpl(tryfirst=True)

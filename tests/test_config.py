@@ -1,12 +1,24 @@
 """Configuration: presets are what they say, and what is wrong is explained."""
 
+import math
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from neubay.config import VARIANTS, Published, Variant, preset, read_yaml, resolve, updated
+from neubay.config import (
+    VARIANTS,
+    Facts,
+    Published,
+    Variant,
+    known,
+    preset,
+    read_yaml,
+    resolve,
+    settle,
+    updated,
+)
 from neubay.errors import ConfigError
 
 
@@ -28,10 +40,60 @@ def test_paper_preset_of_each_benchmark() -> None:
 
 
 def test_cpu_preset_is_smaller_and_keeps_what_defines_the_method() -> None:
-    paper, cpu = preset("paper"), preset("cpu")
+    paper, cpu = preset("paper"), settle(preset("cpu"), FACTS)
     assert cpu.world.pool < paper.world.pool and cpu.agent.steps < paper.agent.steps
     assert cpu.world.layer_norm and cpu.rollout.zeta == 1.0 and cpu.rollout.penalty == 0
-    assert cpu.agent.memory == "lru"
+    assert cpu.agent.memory in ("lru", "gated")
+
+
+@pytest.mark.parametrize("benchmark", ["locomotion", "adroit", "antmaze", "cartpole", "other"])
+def test_no_name_decides_a_reduced_setting(benchmark: Any) -> None:
+    """A renamed file gets the same ones. What actions there are is seen in the data."""
+    known_as = Published(
+        benchmark=benchmark, encoder_lr=1e-6, kappa=0.95, max_epochs=7, fixed_alpha=0.1
+    )
+    assert preset("cpu", known_as) == preset("cpu")
+    discrete = preset("cpu", updated(known_as, {"discrete": True}))
+    assert discrete == updated(preset("cpu"), {"agent": {"algorithm": "dqn"}})
+
+
+# --- What follows from the data ------------------------------------------------------------------
+
+LEFT = {"agent": {"gamma": None, "steps": None, "value_unit": None, "kappa": None}}
+FACTS = Facts(horizon=1000, reward_rms=2.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "gamma", "unit", "steps"),
+    [
+        (FACTS, 0.997, 2 / math.sqrt(0.003), 50_000),
+        (Facts(horizon=200, reward_rms=6.0), 0.985, 6 / math.sqrt(0.015), 10_000),
+        (Facts(horizon=5000, reward_rms=2.0), 0.997, 2 / math.sqrt(0.003), 100_000),
+        (Facts(horizon=1, reward_rms=1.0), 0.25, 1 / math.sqrt(0.75), 50),
+        (Facts(horizon=1000, reward_rms=0.0), 0.997, 1.0, 50_000),  # no reward, no unit
+    ],
+)
+def test_what_is_left_to_the_data_follows_by_rule(
+    facts: Facts, gamma: float, unit: float, steps: int
+) -> None:
+    agent = settle(updated(preset("paper"), LEFT), facts).agent
+    assert (agent.gamma, agent.value_unit) == (pytest.approx(gamma), pytest.approx(unit))
+    assert (agent.steps, agent.kappa) == (steps, 0.5)
+
+
+def test_what_is_given_is_not_left_to_the_data() -> None:
+    given = {"agent": {"gamma": 0.9, "steps": 7, "value_unit": 3.0, "kappa": 0.0}}
+    config = updated(preset("paper"), given)
+    assert settle(config, FACTS) == config == settle(settle(config, FACTS), FACTS)
+    assert settle(preset("paper"), FACTS) == preset("paper")
+    with_gamma = updated(updated(preset("cpu"), LEFT), {"agent": {"gamma": 0.75}})
+    assert settle(with_gamma, FACTS).agent.value_unit == pytest.approx(2 / 0.5)
+
+
+def test_a_setting_that_was_not_settled_is_no_value() -> None:
+    with pytest.raises(ValueError, match="left to the data"):
+        known(updated(preset("paper"), LEFT).agent.gamma)
+    assert known(0.0) == 0.0
 
 
 @pytest.mark.parametrize("name", get_args(Variant))

@@ -10,10 +10,13 @@ import pytest
 import neubay
 from helpers.small_runs import TINY, swings, tiny
 from neubay import experiment, world
-from neubay.config import updated
+from neubay.config import Facts, settle, updated, validated
 from neubay.errors import ConfigError, NeubayError, RunError
 from neubay.policy import load_policy
+from neubay.runs import checkpoints, progress
+from neubay.runs.files import read_arrays
 from neubay.runs.tracking import read_json_lines
+from neubay.tape import has_successor
 from neubay.tasks import get_task
 
 
@@ -37,7 +40,11 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     stages = {"world", "imagination", "sampling", "updates", "evaluation", "total"}
     assert stages <= summary["seconds"].keys()
     described = json.loads((directory / "run.json").read_text())
-    assert described["config"] == tiny().model_dump()
+    facts = described["dataset"]["facts"]
+    asked = settle(tiny(), validated(Facts, facts)).model_dump()
+    assert asked["world"].pop("termination") == "auto"  # left out, as before there was a choice
+    assert described["config"] == asked
+    assert validated(Facts, facts) == swings(get_task("pendulum")).facts
     assert described["dataset"]["hash"] == summary["dataset_hash"]
     rows = list(read_json_lines(directory / "metrics.jsonl"))
     assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [100, 120]
@@ -119,7 +126,7 @@ def test_a_finished_run_is_opened_and_nothing_else_is_touched(
 
 def test_a_tape_shorter_than_a_trajectory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"agent\.tape is 100"):
-        experiment.run(swings(), tiny(agent={"tape": 100}), tmp_path / "run")
+        experiment.run(swings(), tiny(agent={"tape": 100, "window": None}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -133,10 +140,16 @@ def test_an_environment_that_cannot_be_made_is_told_before_any_work(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_own_data_without_an_environment(tmp_path: Path, monkeypatch) -> None:
+def test_own_data_without_an_environment(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     dataset = swings()
     result = neubay.train(dataset, out=tmp_path / "run", changes=TINY)
+    shown = capsys.readouterr()
+    assert "world: epoch 2" in shown.err and "step 100 of 120: Q on data" in shown.err
+    assert not shown.out
+    neubay.train(dataset, out=tmp_path / "quiet", changes=TINY, quiet=True)
+    assert not "".join(capsys.readouterr())
     assert result.summary["return_mean"] is None and result.summary["episodes"] == 0
     assert np.isfinite(result.summary["posterior"]["return_mean"])
     kinds = {row["kind"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")}
@@ -167,3 +180,30 @@ def test_the_world_is_reused_only_where_it_matches(
         world.world_directory(swings(episodes=5), config.world, 0),
     ]
     assert len({here, *others}) == 4
+
+
+def test_the_datas_constants_travel_with_agent_policy_and_checkpoints(
+    finished: experiment.Result,
+) -> None:
+    """As they were before training: they are not trained."""
+    data = swings(get_task("pendulum"))
+    states, rewards = data.tape.state, data.tape.reward[has_successor(data.tape.start)]
+    mean = np.concatenate([states.mean(axis=0), [0], [rewards.mean()]])
+    std = np.concatenate([states.std(axis=0), [1], [rewards.std()]])
+    newest = checkpoints.found(finished.directory / "checkpoints")[-1]
+    stored = read_arrays(newest / "0000.npz")
+    places = {
+        name.removesuffix(".mean"): array
+        for name, array in stored.items()
+        if name.endswith("standardise.mean") and "optimiser" not in name
+    }
+    assert {name.split(".")[1] for name in places} == {"actor", "critic", "target"}
+    with np.load(finished.directory / "policy.npz", allow_pickle=False) as file:
+        (name,) = (name for name in file.files if name.endswith("standardise.mean"))
+        np.testing.assert_allclose(file[name], mean, atol=1e-4)
+        np.testing.assert_allclose(file[name.replace(".mean", ".std")], std, rtol=1e-4)
+        for place, array in places.items():
+            np.testing.assert_allclose(array, file[name], rtol=1e-5)
+            np.testing.assert_allclose(
+                stored[f"{place}.std"], file[name.replace(".mean", ".std")], rtol=1e-5
+            )

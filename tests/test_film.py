@@ -1,7 +1,9 @@
 """Films of episodes: what is shown is what the policy did, and what cannot be shown is said."""
 
+import inspect
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -175,3 +177,37 @@ def test_the_page_says_why_there_is_no_film(
     run = records.read(directory)
     text = page.one_run(run, reel=report._episode(run)[0]).html
     assert "Lamp-v0 renders no picture, so there is nothing to show." in text
+
+
+@pytest.mark.slow
+def test_a_task_of_a_file_is_played_by_the_id_of_its_environment(tmp_path: Path) -> None:
+    """Its name is known to nobody, and a page runs no file and imports no module."""
+    ours = replace(get_task("pendulum"), name="my swing")
+    path = saved_policy(ours, tmp_path / "policy.npz")
+    assert film._known("my swing", load_policy(path).task).make_env is not None
+    for environment in ("Nowhere-v0", "os:Pendulum-v1"):
+        foreign = replace(ours, env_id=None, make_env=None, env_name=environment)
+        with pytest.raises(film.FilmError, match="--task-file FILE"):
+            film.record(saved_policy(foreign, path), "my swing")
+    none = replace(ours, env_id=None, make_env=None, env_name=None)
+    with pytest.raises(film.FilmError, match="'my swing' has no environment"):
+        film.record(saved_policy(none, path), "my swing")
+
+
+@pytest.mark.slow
+def test_a_report_is_given_the_task_file(tmp_path: Path) -> None:
+    (tmp_path / "lamp.py").write_text(
+        "import gymnasium, numpy as np\n"
+        + inspect.getsource(Lamp)
+        + "from neubay.tasks import ContinuousActions, Task\n"
+        "task = Task('my lamp', 1, ContinuousActions.symmetric(1), 50, make_env=Lamp,\n"
+        "    env_name='Lamp-v0')\n",
+        encoding="utf-8",
+    )
+    run = make_run(tmp_path / "run", environment="Lamp-v0", extra={"task": "my lamp"}, rows=20)
+    task = Task("my lamp", 1, ContinuousActions.symmetric(1), 50, env_name="Lamp-v0")
+    saved_policy(task, run / "policy.npz")
+    read = records.read(run)
+    assert "neubay report RUN --task-file FILE" in report._episode(read)[0].text
+    shown = report._episode(read, tmp_path / "lamp.py")[0]
+    assert shown.text == "Seed 0 in Lamp-v0: 5 steps, return 5.0." and shown.film is not None

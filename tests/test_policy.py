@@ -1,12 +1,16 @@
 """Policy files of version 0.1 are read and act as they did then."""
 
+import io
 import json
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from neubay.errors import NeubayError, RunError
 from neubay.policy import load_policy
 
 ENCODER = {
@@ -111,13 +115,135 @@ def test_a_policy_of_version_0_1_acts_as_it_did(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_keeps_its_layout(kind: str, tmp_path: Path) -> None:
-    """What is saved now has the names, shapes and types of version 0.1, for its readers."""
+    """What is saved now has the names, shapes and types of version 0.1, and beside them scale and
+    shift of each LayerNorm, which were 1 and 0 then."""
     old, new = tmp_path / "old.npz", tmp_path / "new.npz"
     write(old, kind)
     load_policy(old).save(new)
     with np.load(old, allow_pickle=False) as ours, np.load(new, allow_pickle=False) as theirs:
-        assert ours.files == theirs.files
         for name in set(ours.files) - {"about"}:
             np.testing.assert_array_equal(ours[name], theirs[name])
             assert ours[name].dtype == theirs[name].dtype
-        assert json.loads(theirs["about"].tobytes())["layout"] == 1
+        added = set(theirs.files) - set(ours.files)
+        linear = [name for name in ours.files if "layers[" in name or "project" in name]
+        blocks = [name for name in ours.files if name.endswith("lru.d")]
+        assert len(added) == len(linear) + 2 * len(blocks)  # weight and bias, scale and shift
+        for name in added:
+            assert name.endswith((".scale", ".shift"))
+            np.testing.assert_array_equal(theirs[name], float(name.endswith(".scale")))
+        assert json.loads(theirs["about"].tobytes())["layout"] == 2
+    assert actions_of(new) == actions_of(old)
+
+
+def test_a_file_of_layout_2_must_be_whole(tmp_path: Path) -> None:
+    """Scale and shift may be absent in layout 1 alone."""
+    old, new = tmp_path / "old.npz", tmp_path / "new.npz"
+    write(old, "bc")
+    load_policy(old).save(new)
+    with np.load(new, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files if not name.endswith("norm.scale")}
+    np.savez(new, allow_pickle=False, **arrays)
+    with pytest.raises(RunError, match=r"norm\.scale"):
+        load_policy(new)
+    note = json.loads(arrays["about"].tobytes()) | {"layout": 3}
+    arrays["about"] = np.frombuffer(json.dumps(note).encode(), np.uint8)
+    np.savez(new, allow_pickle=False, **arrays)
+    with pytest.raises(RunError, match="layout 3, this version reads 1 to 2"):
+        load_policy(new)
+
+
+# --- Files that are damaged, or made to do harm ---------------------------------------------------
+
+
+def rewritten(
+    path: Path, note: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
+) -> Path:
+    """A policy file with changes in its note, agent's settings among them, and in its arrays."""
+    with np.load(path, allow_pickle=False) as file:
+        stored = {name: file[name] for name in file.files}
+    about = json.loads(stored.pop("about").tobytes())
+    agent = about["agent"] | note.pop("agent", {})
+    about = {key: value for key, value in (about | note).items() if value != "absent"}
+    about["agent"] = agent
+    changed = path.with_name("changed.npz")
+    raw = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(changed, allow_pickle=False, about=raw, **{**stored, **(arrays or {})})
+    return changed
+
+
+HUGE: dict[str, tuple[dict[str, Any], str]] = {
+    "width": ({"agent": {"width": 6000}}, "agent.width is 6,000 in its note, and 8 by"),
+    "state_size": ({"state_size": 50_000_000}, "state_size is 50,000,000 in its note, and 3 by"),
+    "memory_size": ({"agent": {"memory_size": 10**9}}, "agent.memory_size is 1,000,000,000"),
+    "memory_layers": ({"agent": {"memory_layers": 10**7}}, "agent.memory_layers is 10,000,000"),
+    "head_depth": ({"agent": {"head_depth": 10**7}}, "agent.head_depth is 10,000,000"),
+    "action bounds": ({"actions": {"low": [-1.0] * 9, "high": [1.0] * 9}}, "state_size is 3"),
+    "no task": ({"task": "absent"}, "its note has no 'task'"),
+    "no sizes": ({"state_size": "absent"}, "its note has no 'state_size'"),
+    "size in words": ({"state_size": "three"}, "state_size three: must be a whole number"),
+    "bounds": ({"actions": {"low": [3.0, 3.0], "high": [2.0, 2.0]}}, "low < high"),
+    "no bounds": ({"actions": {}}, "state_size is 3"),
+    "ranges": ({"ranges": {"observation_low": [0.0]}}, "ranges.observation_low has 1 values"),
+    "layout": ({"layout": 99}, "a policy of layout 99"),
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_note_that_does_not_fit_is_refused_before_anything_is_made(
+    kind: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "policy.npz", "redq")
+    changes, words = HUGE[kind]
+    path = rewritten(tmp_path / "policy.npz", json.loads(json.dumps(changes)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(NeubayError) as refused:
+            load_policy(path)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    assert words in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_critics_that_a_note_promises_are_not_made(tmp_path: Path) -> None:
+    write(tmp_path / "policy.npz", "redq")
+    path = rewritten(tmp_path / "policy.npz", {"agent": {"heads": 10**9, "buffer": 10**12}})
+    assert load_policy(path).config.heads == 10**9
+
+
+def test_an_array_that_promises_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
+    """A header of a few bytes asks NumPy for terabytes; so does a compressed row of zeros."""
+    write(tmp_path / "policy.npz", "markov")
+    with np.load(tmp_path / "policy.npz", allow_pickle=False) as file:
+        stored = {name: file[name] for name in file.files}
+    zeros = np.zeros((3000, 300), np.float32)
+    np.savez_compressed(tmp_path / "packed.npz", allow_pickle=False, **stored, zeros=zeros)
+    huge = io.BytesIO()
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
+    np.lib.format.write_array_header_1_0(huge, shape)
+    (tmp_path / "header.npz").write_bytes((tmp_path / "policy.npz").read_bytes())
+    with zipfile.ZipFile(tmp_path / "header.npz", "a") as archive:
+        archive.writestr("tree.huge.npy", huge.getvalue())
+    for name in ("packed.npz", "header.npz"):
+        with pytest.raises(RunError, match=r"headers promise [0-9,]* bytes of arrays, it has"):
+            load_policy(tmp_path / name)
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "policy.npz", "redq")
+    name = "tree.actor.head.out.bias"
+    path = rewritten(tmp_path / "policy.npz", {}, {name: np.full(4, np.nan, np.float32)})
+    with pytest.raises(RunError, match=r"'.actor.head.out.bias' has a value that is not finite"):
+        load_policy(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predict_returns_no_nan_in_silence(kind: str, tmp_path: Path) -> None:
+    """Weights that are finite one by one and overflow together."""
+    write(tmp_path / "policy.npz", kind)
+    name = f"tree.{KINDS[kind][1]}.head.layers[0].weight"
+    shape = KINDS[kind][2]["head.layers[0].weight"]
+    path = rewritten(tmp_path / "policy.npz", {}, {name: np.full(shape, 3e38, np.float32)})
+    with pytest.raises(NeubayError, match="the action has a value that is not finite"):
+        load_policy(path).predict(np.ones(3))

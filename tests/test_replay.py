@@ -4,16 +4,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neubay.agents.memory import Encoder
+from neubay.agents.networks import observe
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.imagination import Rollouts
-from neubay.replay import Replay, _Queue, sample_data
-from neubay.tape import Prefix, Tape, episodes, has_successor, slice_rows
+from neubay.replay import BatchShape, Replay, _Queue, discounted_returns, sample_data
+from neubay.tape import Prefix, Tape, agent_input, episodes, has_successor, slice_rows
 from neubay.tasks import ContinuousActions, Task
 
 HORIZON = 12
@@ -283,7 +286,7 @@ def test_a_memory_mapped_dataset_serves_as_well(tmp_path: Path) -> None:
         replay = Replay(dataset, 1000)
         replay.add(*batch)
         tapes.append(replay.sample(np.random.default_rng(0), 4, 60))
-        tapes.append(sample_data(dataset, np.random.default_rng(0), 4, 60))
+        tapes.append(sample_data(dataset, np.random.default_rng(0), 4, BatchShape(60)))
     assert same(tapes[0], tapes[2]) and same(tapes[1], tapes[3])
 
 
@@ -330,7 +333,7 @@ def test_data_alone_comes_as_whole_episodes_up_to_the_end_of_their_histories() -
     data.tape.terminated[21 + 2] = True  # the second episode's first terminal is its third step
     histories = data.histories
     np.testing.assert_array_equal(histories.length, [12, 3, 12])
-    tapes = sample_data(data, np.random.default_rng(0), 30, 40)
+    tapes = sample_data(data, np.random.default_rng(0), 30, BatchShape(40))
     seen = set()
     for batch in range(30):
         tape = Tape(*(leaf[batch] for leaf in tapes[:6]))
@@ -347,3 +350,197 @@ def test_data_alone_comes_as_whole_episodes_up_to_the_end_of_their_histories() -
             assert not part.action[-1].any() and not part.reward[-1] and not part.terminated[-1]
             assert part.real.all()
     assert seen == {0, 1, 2}
+
+
+# --- Windows -------------------------------------------------------------------------------------
+
+WINDOW, BURN_IN = 4, 3
+SHAPE = BatchShape(rows=BURN_IN + WINDOW + 1, slots=5, burn_in=BURN_IN)
+
+
+def slots_of(tapes: Tape) -> Iterator[Tape]:
+    """The windows of batches of them, one by one, without the rows above their first piece: where
+    it has less of a past than the burn-in, its first row is repeated, as a start each time."""
+    batches, _, slots = tapes.start.shape
+    for batch in range(batches):
+        for slot in range(slots):
+            tape = Tape(*(None if leaf is None else leaf[batch, :, slot] for leaf in tapes))
+            yield slice_rows(tape, int(np.argmin(tape.start)) - 1)
+
+
+def learnt(tape: Tape) -> np.ndarray:
+    """The rows of one window that carry a loss."""
+    assert tape.burn_in is not None
+    return np.flatnonzero(has_successor(tape.start) & ~tape.burn_in)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    window=st.integers(1, 9),
+    burn_in=st.integers(0, 9),
+    slots=st.integers(1, 6),
+    penalised=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_windows_are_pieces_of_those_held(
+    window: int, burn_in: int, slots: int, penalised: bool, seed: int
+) -> None:
+    """No row's successor is another episode's, and memory is brought up to date by the rows that
+    were before, as many as there are."""
+    replay, reference = Replay(DATASET, 500, penalised=penalised), ListReplay(DATASET, 500)
+    batch = Imaginer(DATASET, seed, penalised)(12)
+    replay.add(*batch)
+    reference.add(*batch)
+    episodes_of_data = [
+        tape._replace(penalty=np.zeros(len(tape.start), np.float32) if penalised else None)
+        for tape in episodes(DATASET.tape)
+    ]
+    shape = BatchShape(window + burn_in + 1, slots, burn_in)
+    tapes = replay.sample_windows(np.random.default_rng(seed), 2, shape, 0.5)
+    assert tapes.state.shape == (2, shape.rows, slots, 2)
+    for tape in slots_of(tapes):
+        assert tape.start[0] and tape.burn_in is not None
+        for piece in episodes(tape):
+            rows = len(piece.start)
+            places = [
+                (whole, begin)
+                for whole in reference.trajectories + episodes_of_data
+                for begin in range(len(whole.start) - rows + 1)
+                if all(
+                    np.array_equal(getattr(piece, name), getattr(whole, name)[begin : begin + rows])
+                    for name in ("state", "action", "reward", "terminated", "real")
+                    if name != "real" or not whole.real.all()
+                )
+            ]
+            assert places, "a piece is so many rows of one trajectory or episode"
+            with_loss = learnt(piece)
+            if len(with_loss):
+                np.testing.assert_array_equal(with_loss, np.arange(with_loss[0], rows - 1))
+                before = with_loss[0]
+                assert any(before == min(burn_in, begin + before) for _, begin in places)
+            if not piece.real.all():  # what was imagined is shown, and its history is not
+                assert not piece.real[with_loss].any()
+
+
+def shown_first(tapes: Tape) -> np.ndarray:
+    """The states (label, place) that the first piece of every window learns from. What is left of a
+    window is filled with what there is room for."""
+    assert tapes.burn_in is not None
+    follows = np.concatenate([~tapes.start[:, 1:], np.zeros_like(tapes.start[:, :1])], axis=1)
+    above = np.argmin(tapes.start, axis=1)[:, None]  # rows that repeat its first, and that one
+    first = np.cumsum(tapes.start, axis=1) == above
+    return tapes.state[follows & first & ~tapes.burn_in]
+
+
+@pytest.mark.parametrize(("window", "burn_in"), [(WINDOW, BURN_IN), (1, 0), (2, 6)])
+def test_every_transition_is_in_as_many_windows_as_any_other(window: int, burn_in: int) -> None:
+    """Neither the first nor the last steps of episodes are seen less often."""
+    shape = BatchShape(window + burn_in + 1, 40_000, burn_in)
+    shown = shown_first(sample_data(DATASET, np.random.default_rng(0), 1, shape)).astype(int)
+    row = DATASET.bounds[0][-1 - shown[:, 0]] + shown[:, 1]
+    counts = np.bincount(row, minlength=len(DATASET.tape.start))
+    transitions = has_successor(DATASET.tape.start)
+    assert not counts[~transitions].any() and transitions[DATASET.tape.terminated].all()
+    assert abs(counts[transitions] / counts[transitions].mean() - 1).max() < 0.1
+
+
+def test_every_imagined_transition_is_in_as_many_windows_as_any_other() -> None:
+    """Also those right behind the branching state, whatever history is before them."""
+    replay = Replay(DATASET, 10_000)
+    prefix, rollouts = Imaginer(DATASET, 3)(8)
+    replay.add(prefix, rollouts)
+    shape = SHAPE._replace(slots=30_000)
+    shown = shown_first(replay.sample_windows(np.random.default_rng(0), 1, shape, 0.0))
+    assert (shown[:, 0] > 0).all(), "labels of what was imagined"
+    found, counts = np.unique(shown, axis=0, return_counts=True)
+    assert len(found) == rollouts.length.sum() and (np.asarray(prefix.length) > BURN_IN).any()
+    assert abs(counts / counts.mean() - 1).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("kappa", "real"), [(0.0, 0), (0.01, 1), (0.2, 1), (0.5, 2), (0.99, 4), (1.0, 5)]
+)
+def test_a_share_kappa_of_the_windows_shows_the_data(kappa: float, real: int) -> None:
+    """But one at least shows what was imagined unless kappa is 1, and one the data unless it is
+    0: a kind that is not in a batch would not be in its loss."""
+    replay = Replay(DATASET, 1000)
+    replay.add(*Imaginer(DATASET, 1)(20))
+    tapes = replay.sample_windows(np.random.default_rng(0), 20, SHAPE, kappa)
+    assert (tapes.real.all(axis=1).sum(axis=1) == real).all()
+
+
+def test_real_ends_are_in_the_windows_of_the_data() -> None:
+    tapes = sample_data(DATASET, np.random.default_rng(0), 200, SHAPE)
+    assert tapes.real.all()
+    ended = {
+        tuple(tape.state[row].tolist())
+        for tape in slots_of(tapes)
+        for row in learnt(tape)
+        if tape.terminated[row]
+    }
+    terminal = np.asarray(DATASET.tape.terminated)
+    assert ended == {tuple(state) for state in DATASET.tape.state[terminal].tolist()}
+
+
+def test_rollouts_that_never_took_a_step_leave_the_data_alone() -> None:
+    replay = Replay(DATASET, 100)
+    last = labelled(1, 9.0)._replace(real=np.zeros(1, bool))
+    replay.add(Prefix(np.array([0]), np.array([0])), made_up(last, np.array([0])))
+    tapes = replay.sample_windows(np.random.default_rng(0), 3, SHAPE, 0.5)
+    assert tapes.real.all() and tapes.real.shape == (3, SHAPE.rows, SHAPE.slots)
+
+
+@pytest.mark.slow
+def test_a_window_is_the_same_rows_of_its_trajectory_once_the_burn_in_covers_it() -> None:
+    """With a burn-in as long as any history, memory is what it would be on the whole trajectory."""
+    replay, reference = Replay(DATASET, 1000), ListReplay(DATASET, 1000)
+    batch = Imaginer(DATASET, 4)(6)
+    replay.add(*batch)
+    reference.add(*batch)
+    encoder = Encoder(2 + 1 + 1, 6, 3, 1, rng=np.random.default_rng(0))
+    features: dict[tuple, np.ndarray] = {}
+    read = jax.jit(lambda observed, start: encoder(observed, start))
+    for whole in reference.trajectories:
+        rows = HORIZON + 1 - len(whole.start)  # to one length, for one compilation
+        padded = jax.tree.map(lambda leaf, rows=rows: np.pad(leaf, _padding(leaf, rows)), whole)
+        inputs = agent_input(padded)
+        seen = np.asarray(read(observe(inputs), inputs.start))
+        imagined = np.flatnonzero(~whole.real)
+        features |= {tuple(whole.state[row].tolist()): seen[row] for row in imagined}
+    shape = BatchShape(HORIZON + 3, 30, burn_in=HORIZON)
+    tapes = replay.sample_windows(np.random.default_rng(1), 1, shape, 0.0)
+    inputs = agent_input(jax.tree.map(lambda leaf: leaf[0], tapes))
+    found = np.asarray(read(observe(inputs), inputs.start))
+    compared = 0
+    for slot, tape in enumerate(slots_of(tapes)):
+        above = shape.rows - len(tape.start)
+        for row in learnt(tape):
+            expected = features[tuple(tape.state[row].tolist())]
+            np.testing.assert_allclose(found[above + row, slot], expected, atol=1e-5)
+            compared += 1
+    assert compared > 30
+
+
+def _padding(leaf: np.ndarray, rows: int) -> list[tuple[int, int]]:
+    return [(0, rows)] + [(0, 0)] * (leaf.ndim - 1)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9])
+def test_discounted_returns_go_on_at_the_mean_reward_where_an_episode_was_cut(gamma: float) -> None:
+    returns = discounted_returns(DATASET, gamma)
+    for first, length in zip(*DATASET.histories, strict=True):
+        rows = np.arange(first, first + length)
+        reward = np.asarray(DATASET.tape.reward[rows], np.float64)
+        ended = length > 0 and DATASET.tape.terminated[rows[-1]]
+        after = 0.0 if ended or not length else reward.mean() / (1 - gamma)
+        for row in range(length - 1, -1, -1):
+            after = reward[row] + gamma * after
+            assert returns[first + row] == pytest.approx(after, rel=1e-5)
+
+
+def test_the_first_row_to_learn_from_is_below_the_burn_in() -> None:
+    shape = BatchShape(rows=8, slots=50, burn_in=4)
+    tape = sample_data(DATASET, np.random.default_rng(0), 20, shape)
+    assert tape.burn_in is not None
+    assert tape.burn_in[:, : shape.burn_in].all()
+    assert not tape.burn_in[:, shape.burn_in].any()

@@ -21,7 +21,7 @@ from neubay import data, experiment, world
 from neubay.commands.bandit import report as bandit_report
 from neubay.config import read_yaml
 from neubay.data import builtin, download, store
-from neubay.data.store import STORED
+from neubay.data.store import FIELDS
 from neubay.errors import NeubayError
 from neubay.policy import load_policy
 from neubay.report.runs import records
@@ -172,7 +172,7 @@ def test_a_cache_is_never_unpickled(
     note, part = tmp_path / "d.hdf5.part.json", tmp_path / "d.hdf5.part"
     part.touch()
     for content in disguises(mark).values():
-        for name in STORED:
+        for name in FIELDS:
             (tmp_path / f"{name}.npy").write_bytes(content)
         assert store._open(tmp_path, (3, 1)) is None
         cached.write_bytes(content)

@@ -15,7 +15,7 @@ import pytest
 
 import neubay
 from neubay import cli, experiment, world
-from neubay.config import TrainConfig, preset, updated
+from neubay.config import TrainConfig, validated
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError, WorldError
 from neubay.report.runs import records
@@ -47,7 +47,9 @@ def folder(recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def config(recorded: dict[str, Any]) -> TrainConfig:
-    return updated(preset("cpu"), recorded["settings"])
+    """Its settings, all of them given: the presets of version 0.1 were others."""
+    about = json.loads(zlib.decompress(base64.b64decode(recorded["files"]["finished/run.json"])))
+    return validated(TrainConfig, about["config"])
 
 
 @pytest.fixture(scope="module")

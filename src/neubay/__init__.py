@@ -17,20 +17,34 @@ if TYPE_CHECKING:
     from neubay.data import load
     from neubay.data.dataset import Dataset
     from neubay.experiment import train
+    from neubay.guard import Guard
     from neubay.policy import Policy, load_policy
+    from neubay.selection import select
     from neubay.tasks import Task, register_task
 
 _HOMES = {
     "Dataset": "neubay.data.dataset",
+    "Guard": "neubay.guard",
     "Policy": "neubay.policy",
     "Task": "neubay.tasks",
     "load": "neubay.data",
     "load_policy": "neubay.policy",
     "register_task": "neubay.tasks",
+    "select": "neubay.selection",
     "train": "neubay.experiment",
 }
 
-__all__ = ["Dataset", "Policy", "Task", "load", "load_policy", "register_task", "train"]
+__all__ = [
+    "Dataset",
+    "Guard",
+    "Policy",
+    "Task",
+    "load",
+    "load_policy",
+    "register_task",
+    "select",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

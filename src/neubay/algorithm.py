@@ -17,20 +17,19 @@ import numpy as np
 from neubay import agents
 from neubay.agents import Agent, AgentState
 from neubay.agents.divergence import refuse_divergence
-from neubay.config import TrainConfig
+from neubay.config import TrainConfig, known
 from neubay.data.dataset import Dataset
-from neubay.evaluation import score
-from neubay.experience import Imagined, Recorded, tape_rows
+from neubay.evaluation import Keep, score
+from neubay.experience import Imagined, Recorded, batch_shape, constants
 from neubay.runs.checkpoints import SLICE, Checkpoint, Checkpoints, fill
 from neubay.runs.files import arrays_of
 from neubay.runs.tracking import Tracker, clock
 from neubay.world import FittedWorld
 
-UPDATES_PER_CALL = 50
-"""Gradient steps of one device call: enough to hide its overhead, few enough to show progress."""
+UPDATES_PER_CALL, ROWS_PER_CALL = 50, 50 * 2048
+"""Gradient steps, and rows, of one device call: enough to hide its overhead, few enough to stop."""
 
-RENAMED = {"q_real": "q_data"}
-"""The paper's word for the critic's value on real rows: Q on the data."""
+RENAMED = {"q_real": "q_data"}  # the paper's word for the critic's value on real rows
 
 
 class Trained(NamedTuple):
@@ -49,28 +48,31 @@ def train_agent(
     config: TrainConfig,
     track: Tracker,
     checkpoints: Checkpoints,
+    keep: Keep | None = None,
 ) -> Trained:
     """The while-loop of Algorithm 1. Behaviour cloning needs no world and imagines nothing.
-
     A turn of the loop gathers experience, or makes some of the gradient steps that are due for it;
     between two turns the training can be stopped and resumed.
     """
-    task, seed, steps = dataset.task, config.seed, config.agent.steps
+    task, seed, steps = dataset.task, config.seed, known(config.agent.steps)
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
     experience = Imagined(dataset, fitted, config) if fitted else Recorded(dataset, config)
-    rows_of_tape = tape_rows(task, config)
-    every = max(steps // config.evaluation.evaluations, 1)
-    state, at = resume(agent.init(jax.random.key(seed)), experience, steps, checkpoints)
+    shape, every = batch_shape(task, config), max(steps // config.evaluation.evaluations, 1)
+    most = max(min(UPDATES_PER_CALL, ROWS_PER_CALL // shape.size), 1)
+    begun = agent.init(jax.random.key(seed), constants(dataset, config.agent))
+    state, at = resume(begun, experience, steps, checkpoints)
+    state = state if at.iteration else experience.warm_start(agent, state, shape)
     while at.step < steps:
         if at.due < 1:
             with clock(at.seconds, "imagination"):
-                rows, at.gathered = experience.gather(agent, state, at.iteration)
-            at.iteration, at.due = at.iteration + 1, at.due + rows * config.agent.updates_per_row
+                transitions, at.gathered = experience.gather(agent, state, at.iteration)
+            at.iteration += 1
+            at.due += math.ceil(transitions * config.agent.updates_per_row)
         else:
-            iteration, count = at.iteration - 1, min(UPDATES_PER_CALL, steps - at.step)
+            iteration, count = at.iteration - 1, min(most, steps - at.step)
             rng = np.random.default_rng([seed, iteration, at.step])
             with clock(at.seconds, "sampling"):
-                tapes = experience.sample(rng, count, rows_of_tape)
+                tapes = experience.sample(rng, count, shape)
             with clock(at.seconds, "updates"):
                 state, losses = agent.update(state, tapes)
                 numbers = {RENAMED.get(name, name): float(value) for name, value in losses.items()}
@@ -81,7 +83,7 @@ def train_agent(
             refuse_divergence(numbers, at.step)
             if at.step // every > before // every or at.step == steps:
                 with clock(at.seconds, "evaluation"):
-                    at.evaluation = score(agent, state, task, config, at.step)
+                    at.evaluation = score(agent, state, task, config, at.step, keep)
                 if at.evaluation is not None:
                     track(at.evaluation)
         pause(state, experience, at, steps, checkpoints)
@@ -98,7 +100,7 @@ class Position:
 
     step: int = 0  # gradient steps done
     iteration: int = 0  # times that experience was gathered
-    due: float = 0.0  # gradient steps still to make for the rows gathered
+    due: int = 0  # gradient steps still to make for the transitions gathered
     gathered: dict[str, Any] = dataclasses.field(default_factory=dict)  # what was last gathered
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)  # the last row of training
     evaluation: dict[str, Any] | None = None  # the last one
@@ -137,8 +139,7 @@ def pause(
     with clock(at.seconds, "checkpoints"):
         if scored["step"] == at.step and scored["return_mean"] > at.best:
             at.best = scored["return_mean"]
-            best = dataclasses.asdict(at), [arrays_of(state)]
-            checkpoints.keep_best(f"{at.step:09d}", best)
+            checkpoints.keep_best(f"{at.step:09d}", (dataclasses.asdict(at), [arrays_of(state)]))
         checkpoints.pause(
             f"{at.step:09d}-{at.iteration:07d}",
             lambda: (

@@ -16,13 +16,12 @@ from types import FrameType
 from typing import NoReturn
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from neubay import __version__
 from neubay.commands import COMMANDS as COMMANDS
-from neubay.commands.text import escape
-from neubay.errors import NeubayError
+from neubay.commands.text import Console, escape
+from neubay.errors import NeubayError, reason
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -30,7 +29,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if argv is None else argv
     # Without this, JAX takes most of a GPU's memory at once, also from other programs.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    errors = Console(stderr=True, highlight=False)
+    errors = Console(stderr=True)
     try:
         with _terminable():
             code = _dispatch(arguments)
@@ -43,6 +42,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:  # a full disk, a file without permission
+        where = f"{error.filename}: " if error.filename else ""
+        errors.print(f"[bold red]error:[/] {escape(where)}{escape(reason(error))}")
+        code = 2
     sys.exit(code)
 
 
@@ -106,7 +109,7 @@ def _overview(arguments: list[str]) -> int:
     group = [name for name in COMMANDS if wanted and name.split()[0] == wanted[0]]
     if group and (len(wanted) == 1 or asked_for_help):
         asked_for_help = True
-    console = Console(stderr=not asked_for_help, highlight=False)
+    console = Console(stderr=not asked_for_help)
     if not asked_for_help:
         name = " ".join(wanted)
         close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)

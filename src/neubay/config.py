@@ -7,9 +7,10 @@ analyses alike. Unknown keys are errors. Which benchmark a dataset belongs to is
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,15 +20,31 @@ from neubay.errors import ConfigError
 Preset = Literal["paper", "cpu"]
 Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit", "cartpole", "other"]
 Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc"]
+EndedBy = Literal["rule", "learned", "none"]
+"""What tells terminal states in imagination: the task's rule, the members' heads, or nothing."""
 
 
 class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Settings that earlier versions did not have, and whose default is what these did."""
+
+    def record(self) -> dict[str, Any]:
+        """As runs and worlds remember it: a later setting is left out at its default, so that what
+        was begun before there was such a setting is still the same run, or the same world."""
+        kept: dict[str, Any] = {}
+        for name, value in self:
+            if isinstance(value, Section):
+                kept[name] = value.record()
+            elif name not in self.later or value != type(self).model_fields[name].default:
+                kept[name] = value
+        return kept
 
 
 AnySection = TypeVar("AnySection", bound=Section)
+Value = TypeVar("Value")
 
 
 class WorldConfig(Section):
@@ -63,6 +80,10 @@ class WorldConfig(Section):
     """Cap on validation transitions; none for no cap."""
     quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
+    termination: Literal["auto", "rule", "learned", "none"] = "auto"
+    """What ends imagined episodes: the task's rule, heads that learn it from the data's terminals,
+    or nothing. auto: the rule where one is known, else learned where there are terminals."""
+    later: ClassVar[frozenset[str]] = frozenset({"termination"})
 
     @model_validator(mode="after")
     def _members_fit_pool(self) -> "WorldConfig":
@@ -87,6 +108,8 @@ class RolloutConfig(Section):
     """lambda, the uncertainty penalty on imagined rewards in units of U / mean_D(U)."""
     start: Literal["any", "initial"] = "any"
     """Branch from any time step of the data, or from s_0 only."""
+    initial_share: float = Field(0.0, ge=0, le=1)
+    """Share of the rollouts that branch from s_0, where policies will begin."""
     redraw_member: bool = False
     """Draw a new member at every step (MBPO style) instead of one per rollout."""
     halt_penalty: float | None = None
@@ -97,8 +120,11 @@ class AgentConfig(Section):
     """The recurrent agent and its optimisation."""
 
     algorithm: Literal["redq", "dqn", "bc"] = "redq"
-    memory: Literal["lru", "none"] = "lru"
-    """Recurrent encoder, or none for the Markov agent."""
+    memory: Literal["lru", "gated", "none"] = "lru"
+    """Recurrent encoder; the same beside the state, through a gate that starts at zero; or none
+    for the Markov agent."""
+    standardise: bool = False
+    """Standardise states and rewards by the data's constants before the encoders see them."""
     width: int = Field(256, ge=1)
     """Units of encoder and heads."""
     memory_size: int = Field(128, ge=1)
@@ -113,11 +139,15 @@ class AgentConfig(Section):
     """eta_phi, the small learning rate of the recurrent encoders."""
     head_lr: float = Field(1e-4, gt=0)
     alpha_lr: float = Field(1e-4, gt=0)
-    kappa: float = Field(0.5, ge=0, le=1)
-    """Weight of real rows against imagined rows in every loss."""
-    gamma: float = Field(0.99, ge=0, lt=1)
+    kappa: float | None = Field(0.5, ge=0, le=1)
+    """Weight of real rows against imagined rows in every loss; none: by the data (`settle`)."""
+    gamma: float | None = Field(0.99, ge=0, lt=1)
+    """Discount; none: by the data's horizon (`settle`)."""
+    value_unit: float | None = Field(1.0, gt=0)
+    """What the critic's output of 1 stands for; none: by the data's rewards (`settle`)."""
     huber: float = Field(1.0, gt=0)
-    """Temporal-difference error beyond which the critic's loss grows linearly."""
+    """Temporal-difference error, in units of the values, beyond which the critic's loss grows
+    linearly."""
     polyak: float = Field(0.005, gt=0, le=1)
     decay_critic: bool = False
     """Let the critic's rates fall to zero over the training as the actor's do."""
@@ -128,12 +158,20 @@ class AgentConfig(Section):
     """Target entropy in units of dim(A)."""
     clip_norm: float = Field(1000.0, gt=0)
     """Global gradient norm clip."""
-    steps: int = Field(2_000_000, ge=1)
-    """Gradient steps."""
+    steps: int | None = Field(2_000_000, ge=1)
+    """Gradient steps; none: by the data's horizon (`settle`)."""
+    warm_start: int = Field(0, ge=0)
+    """Gradient steps on the data before the training: the actor clones it, the critic learns its
+    discounted returns. A starting point, which nothing holds the agent to."""
     updates_per_row: float = Field(0.05, gt=0)
-    """Gradient steps per row added to the replay, real prefix rows included."""
+    """Gradient steps per transition added to the replay, those of the real history included."""
     tape: int | None = Field(2048, ge=2)
-    """Rows of one training batch; none for the smallest multiple of 512 that holds an episode."""
+    """Rows of one training batch; none for the smallest multiple of 512 that holds an episode.
+    With windows: the rows that are learnt from, in windows of different trajectories."""
+    window: int | None = Field(None, ge=1)
+    """Rows that are learnt from of each trajectory in a batch; none for whole trajectories."""
+    burn_in: int = Field(0, ge=0)
+    """Rows before a window that are read without loss, to bring the memory up to date."""
     buffer: int = Field(40_000_000, ge=1)
     """Rows the replay holds before it overwrites the oldest trajectories."""
     epsilon_final: float = Field(0.1, ge=0, le=1)
@@ -164,6 +202,17 @@ class TrainConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     agent: AgentConfig = AgentConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+
+class SelectionConfig(Section):
+    """What is judged at a run's end; it decides no number of the training."""
+
+    judge_seed: int = Field(0, ge=0)
+    """Decides the judge's resampled episodes, the starts and the random keys; also the clone's."""
+    baseline: bool = True
+    """Train a clone of the data to compare with."""
+    clone_steps: int | None = Field(None, ge=1)
+    """Gradient steps of the clone; none for a quarter of the agent's."""
 
 
 class Published(Section):
@@ -392,68 +441,103 @@ _PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
     },
 }
 
-# The reduced setting: small networks, larger rates, a short training. The sizes were chosen by
-# experiment on two cores; docs/results/train.md has the runs behind them.
+# The reduced setting, the same for all data: small networks, larger rates, a short training. What
+# is left to the data (none) follows from it by the rules of `settle`. docs/results/learning.md has
+# the experiments behind it.
 _CPU: dict[str, Any] = {
-    "world": {"width": 128, "depth": 3, "pool": 12, "members": 10, "max_epochs": 60},
-    "rollout": {"rollouts": 50},
+    "world": {
+        "width": 128,
+        "depth": 3,
+        "pool": 12,
+        "members": 10,
+        "max_steps": 11_700,  # 30 epochs of 100,000 transitions
+    },
+    "rollout": {"rollouts": 50, "initial_share": 0.2},
     "agent": {
         "width": 64,
+        "memory": "gated",
         "memory_size": 32,
+        "memory_layers": 1,
+        "standardise": True,
+        "heads": 4,
+        "encoder_lr": 3e-5,  # a tenth of the heads': faster memories learn the members by heart
+        "head_lr": 3e-4,
+        "alpha_lr": 3e-4,
+        "kappa": None,
+        "gamma": None,
+        "value_unit": None,
+        "huber": 3.0,
+        "polyak": 0.01,
+        "steps": None,
+        "updates_per_row": 0.0125,  # imagination is cheap here: more of it, and fresher
+        "tape": 512,
+        "window": 16,
+        "burn_in": 16,
+        "buffer": 2_000_000,
+    },
+    "evaluation": {"evaluations": 20, "episodes": 20},
+}
+
+# The bandit of the paper's Section 3, in a reduced setting: its world is small as it is, and its
+# agent is one of the smallest that remembers a whole episode; docs/results/bandit.md.
+_CPU_BANDIT: dict[str, Any] = {
+    "world": {"pool": 128, "members": 100},
+    "agent": {
+        "width": 64,
+        "memory_size": 96,
         "memory_layers": 1,
         "heads": 4,
         "encoder_lr": 3e-4,
         "head_lr": 1e-3,
         "alpha_lr": 1e-3,
-        "steps": 16_000,
-        "tape": None,
+        "polyak": 0.02,
+        "decay_critic": True,
+        "steps": 10_000,
+        "tape": 1010,
         "buffer": 2_000_000,
     },
-    "evaluation": {"evaluations": 10, "episodes": 20},
+    "evaluation": {"evaluations": 20, "episodes": 100},
 }
 
-# What the three robot benchmarks share in the reduced setting. Their returns are in the hundreds:
-# with the published loss, linear beyond an error of 1, a fall weighs as little as any other step,
-# and only a long training learns to avoid it; docs/results/train.md.
-_CPU_ROBOT: dict[str, Any] = {
-    "world": {"max_epochs": None, "max_steps": 11_700},  # 30 epochs of 100,000 transitions
-    "agent": {
-        "encoder_lr": 1e-4,
-        "head_lr": 5e-4,
-        "alpha_lr": 5e-4,
-        "huber": 100.0,
-        "updates_per_row": 0.0125,  # imagination is cheap here: more of it, and fresher
-        "steps": 100_000,
-    },
-    "evaluation": {"evaluations": 20},
-}
 
-# What a benchmark changes in the reduced setting. AntMaze has the weight of real rows that was best
-# in every maze where the paper found any difference, and targets that follow faster: a goal is
-# hundreds of steps away, and its value has to travel back to the start within a short training.
-# The bandit's world is small as it is, and its agent is one of the smallest that remembers a whole
-# episode; docs/results/bandit.md. Where actions are discrete there is no actor whose rate falls,
-# and a short training would end wherever its last steps left it: there the critic's falls.
-_CPU_BENCHMARKS: dict[str, dict[str, Any]] = {
-    "locomotion": _CPU_ROBOT,
-    "adroit": _CPU_ROBOT,
-    "antmaze": {**_CPU_ROBOT, "agent": {**_CPU_ROBOT["agent"], "kappa": 0.95, "polyak": 0.02}},
-    "bandit": {
-        "world": {"width": 16, "depth": 2, "pool": 128, "members": 100, "max_epochs": 500},
-        "rollout": {"rollouts": 100},
-        "agent": {
-            "memory_size": 96,
-            "polyak": 0.02,
-            "decay_critic": True,
-            "steps": 10_000,
-            "tape": 1010,
-        },
-        "evaluation": {"evaluations": 20, "episodes": 100},
-    },
-    "cartpole": {
-        "agent": {"huber": 100.0, "polyak": 0.02, "decay_critic": True, "steps": 40_000},
-    },
-}
+class Facts(Section):
+    """What settings may follow from: numbers of the data, never its name."""
+
+    horizon: int = Field(ge=1)
+    """T, the longest that an episode can be."""
+    reward_rms: float = Field(ge=0)
+    """Root mean square of the rewards."""
+
+
+STEPS_OF_HORIZON = 50
+LARGEST_BUDGET = 100_000
+LARGEST_GAMMA = 0.997
+
+
+def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
+    """Fill in the settings that are left to the data.
+
+    gamma = 1 - 3 / T, at most 0.997: what lies within a third of the longest episode counts.
+    value_unit = rms reward / sqrt(1 - gamma): between a reward and the sum of a whole episode's.
+    steps = 50 T, at most 100,000: longer episodes are harder to learn, and take longer to imagine.
+    kappa = 1/2.
+    """
+    agent = config.agent
+    gamma = agent.gamma
+    if gamma is None:
+        gamma = min(1 - 3 / max(facts.horizon, 4), LARGEST_GAMMA)
+    steps = agent.steps or min(STEPS_OF_HORIZON * facts.horizon, LARGEST_BUDGET)
+    unit = agent.value_unit or facts.reward_rms / math.sqrt(1 - gamma) or 1.0
+    kappa = 0.5 if agent.kappa is None else agent.kappa
+    changes = {"gamma": gamma, "steps": steps, "value_unit": unit, "kappa": kappa}
+    return updated(config, {"agent": changes})
+
+
+def known(setting: Value | None) -> Value:
+    """The value of a setting that `settle` has filled in."""
+    if setting is None:
+        raise ValueError("a setting is left to the data: `settle` was not called")
+    return setting
 
 
 def default_preset() -> Preset:
@@ -487,7 +571,12 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     if name not in get_args(Preset):
         raise ConfigError(f"unknown preset '{name}'; known: {', '.join(get_args(Preset))}")
     published = published or Published()
+    if name == "cpu" and published.benchmark != "bandit":  # no name decides a setting
+        algorithm = {"algorithm": "dqn"} if published.discrete else {}
+        return updated(updated(TrainConfig(), _CPU), {"agent": algorithm})
     config = updated(TrainConfig(), _PAPER_BENCHMARKS[published.benchmark])
+    if name == "cpu":
+        return updated(config, _CPU_BANDIT)
     agent: dict[str, Any] = {}
     if published.discrete:
         agent["algorithm"] = "dqn"
@@ -499,9 +588,7 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
         agent |= {"alpha": published.fixed_alpha, "tune_alpha": False}
     world = {"max_epochs": published.max_epochs} if published.max_epochs is not None else {}
     config = updated(config, {"agent": agent, "world": world})
-    if name == "paper":
-        return config
-    return updated(updated(config, _CPU), _CPU_BENCHMARKS.get(published.benchmark, {}))
+    return config
 
 
 # The method and its relatives, assembled from the same code for comparison at equal budget.
@@ -524,7 +611,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rollout": {"zeta": None, "horizon": 20, "penalty": 0.25},
         "agent": {"heads": 2, "target_heads": 2, "kappa": 0.05},
     },
-    "markov": {"agent": {"memory": "none"}},
+    "markov": {"agent": {"memory": "none", "window": 1, "burn_in": 0}},
     "sac": {"agent": {"heads": 2, "target_heads": 2}},
     "bc": {"agent": {"algorithm": "bc"}},
 }

@@ -4,6 +4,10 @@ Every error a user can cause is a `NeubayError`: its message says what was wrong
 and what to do. The command line prints the message alone; the Python API raises it.
 """
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 
 class NeubayError(Exception):
     """Base of every error caused by input rather than by a bug."""
@@ -31,3 +35,33 @@ class RunError(NeubayError):
 
 class TrainingError(NeubayError):
     """A training cannot go on, or would not fit into the machine."""
+
+
+def reason(error: Exception) -> str:
+    """Why the system refused, in its own words: HDF5 hides them in a paragraph, and NumPy has
+    none."""
+    text = " ".join(str(error).split())
+    if inside := re.search(r"error message = '([^']+)'", text):
+        return inside.group(1)
+    if short := re.fullmatch(r"(\d+) requested and (\d+) written", text):
+        return f"only {short[2]} of {short[1]} values were taken, as by a full disk"
+    return getattr(error, "strerror", None) or text or type(error).__name__
+
+
+DAMAGE = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
+    *(RecursionError, ZeroDivisionError),
+)
+"""What arises where a result file holds other things than were written."""
+
+
+@contextlib.contextmanager
+def damage_reported(file: object) -> Iterator[None]:
+    """Inside, a result file is read or shown: where it holds other things than were written, that
+    is said of the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise RunError(
+            f"{file}: damaged, or of another version ({type(error).__name__}: {str(error)[:200]})"
+        ) from None

@@ -5,6 +5,7 @@ weigh as much as long ones, whatever the vectorisation.
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -13,10 +14,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from neubay.agents import Agent, AgentState
-from neubay.config import TrainConfig
+from neubay.config import TrainConfig, known
 from neubay.errors import TaskError
 from neubay.tape import AgentInput, Tape
 from neubay.tasks import Task
+
+Keep = Callable[[Agent, AgentState, int], None]
+"""Is given the agent, its state and the step wherever it is evaluated, to keep it."""
 
 
 @runtime_checkable
@@ -79,13 +83,20 @@ def evaluate(
 
 
 def score(
-    agent: Agent, state: AgentState, task: Task, config: TrainConfig, step: int
+    agent: Agent,
+    state: AgentState,
+    task: Task,
+    config: TrainConfig,
+    step: int,
+    keep: Keep | None = None,
 ) -> dict[str, Any] | None:
-    """Evaluate the deterministic policy in the task's environment, if it has one.
+    """Keep the policy, and evaluate it, deterministic, in the task's environment, if it has one.
 
     `q_start` is what the critic expects of these very episodes, `q_gap` by how much that exceeds
     what they pay, both discounted; the critic's value includes the entropy bonus.
     """
+    if keep is not None:
+        keep(agent, state, step)
     if task.make_env is None:
         return None
     result = evaluate(
@@ -93,7 +104,7 @@ def score(
         agent.policy(state, deterministic=True),
         episodes=config.evaluation.episodes,
         seed=config.seed,
-        gamma=config.agent.gamma,
+        gamma=known(config.agent.gamma),
     )
     record = result.record()
     expected = float(agent.values(state, result.opening).mean())

@@ -4,6 +4,8 @@ A run that was interrupted is resumed from its directory (`rundir.py`), a finish
 """
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +15,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from neubay import data, imagination, preflight, world
+from neubay import data, imagination, preflight, selection, world
+from neubay.agents import Agent, AgentState
 from neubay.algorithm import Trained, train_agent
-from neubay.config import Preset, TrainConfig, default_preset, resolve
+from neubay.baseline import can_clone, train_clone
+from neubay.config import (
+    Preset,
+    SelectionConfig,
+    TrainConfig,
+    default_preset,
+    known,
+    resolve,
+    settle,
+)
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, RunError
-from neubay.experience import rollout_rules, tape_rows
+from neubay.experience import batch_shape, rollout_rules
 from neubay.policy import Policy, load_policy
-from neubay.runs import rundir, tracking
+from neubay.runs import progress, rundir, tracking
 from neubay.runs.checkpoints import CHECKPOINTS, EVERY, Checkpoints
 from neubay.runs.files import atomic_write_json, read_json, tree_hash
 from neubay.runs.messages import Tell, log
@@ -32,6 +44,10 @@ from neubay.tasks import published_settings
 from neubay.world import FittedWorld
 
 WorldProgress = Callable[[world.Progress], None]
+USUAL_SELECTION = SelectionConfig()
+StageProgress = Callable[[str, float], None]
+"""Is given the name of a stage and the share of it that is done."""
+Shown = tuple[WorldProgress | None, StageProgress, Tell]
 
 
 @dataclass(frozen=True)
@@ -39,9 +55,16 @@ class Result:
     """A finished run."""
 
     policy: Policy
+    """As it was at the last step."""
     world: FittedWorld | None
     summary: dict[str, Any]
     directory: Path
+
+    @property
+    def chosen(self) -> Policy | None:
+        """The policy that selection chose; none where nothing was selected."""
+        path = self.directory / rundir.SELECTION / rundir.POLICY_FILE
+        return load_policy(path) if path.exists() else None
 
 
 def train(
@@ -52,8 +75,12 @@ def train(
     seed: int = 0,
     out: Path | str | None = None,
     changes: dict[str, Any] | None = None,
+    quiet: bool = False,
+    select: SelectionConfig | None = USUAL_SELECTION,
 ) -> Result:
     """Train on a dataset, or on what its name or path stands for, as `neubay train` does.
+
+    Progress goes to standard error, a line now and then with the time left.
 
     Args:
         preset: published sizes, or sizes for two cores; by default cpu unless there is an
@@ -61,15 +88,33 @@ def train(
         variant: the method, or one of its relatives in `config.VARIANTS`.
         out: the run directory; by default runs/DATASET-VARIANT-seedS.
         changes: nested settings over the preset, such as {"agent": {"kappa": 0.8}}.
+        quiet: no progress; what must be known is still logged.
+        select: how the run's policies are judged at its end; none: they are not.
     """
     preset = preset or default_preset()
     if isinstance(dataset, str | Path):
         dataset = data.load(dataset)
     published = published_settings(dataset.task, dataset.published)
     config = resolve(published, preset, variant, {"seed": seed, **(changes or {})})
+    config = settle(config, dataset.facts)
     directory = Path(out) if out is not None else default_directory(dataset, variant, seed)
     about = {"preset": preset, "variant": variant}
-    return run(dataset, config, directory, about=about)
+    if quiet:
+        return run(dataset, config, directory, about=about, select=select)
+    return run(
+        dataset,
+        config,
+        directory,
+        about=about,
+        select=select,
+        trackers=(progress.agent_lines(_show, known(config.agent.steps)),),
+        world_progress=progress.world_lines(_show, config.world.selection),
+        stage_progress=progress.stage_lines(_show),
+    )
+
+
+def _show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def default_directory(dataset: Dataset, variant: str, seed: int) -> Path:
@@ -84,8 +129,10 @@ def run(
     *,
     fitted: FittedWorld | None = None,
     about: dict[str, Any] | None = None,
+    select: SelectionConfig | None = None,
     trackers: tuple[Tracker, ...] = (),
     world_progress: WorldProgress | None = None,
+    stage_progress: StageProgress = lambda stage, share: None,
     checkpoint_seconds: float = EVERY,
     tell: Tell = log,
 ) -> Result:
@@ -97,11 +144,14 @@ def run(
     Args:
         fitted: a world to use instead of training or looking for one.
         about: more to write into run.json, such as the command.
+        select: how the run's policies are judged at its end; none: they are not.
         trackers: where rows go beside metrics.jsonl.
-        world_progress: is given the progress of the world's training.
+        world_progress: is given the progress of the world's training, and of the judge's.
+        stage_progress: is given that of cloning and of selection.
         checkpoint_seconds: time between two checkpoints, at least.
         tell: is given a sentence that the user should know.
     """
+    config = settle(config, dataset.facts)
     _check_settings(dataset, config, directory, checkpoint_seconds)
     asked = _description(dataset, config) | (about or {})
     with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
@@ -114,17 +164,20 @@ def run(
             tell=tell,
         )
         if rundir.is_finished(directory):
-            checkpoints.finish(kept=1)  # in case that the process ended just before
+            if not rundir.is_shown_only(directory):
+                checkpoints.finish(kept=1)  # in case that the process ended just before
             return _finished(directory, fitted)
         _tell_changes(begun, tell)
         needs_world, seconds = config.agent.algorithm != "bc", {"world": 0.0}
+        shown = world_progress, stage_progress, tell
         if needs_world:
-            fitted, seconds["world"] = _world(
-                dataset, config, directory, fitted, world_progress, tell
-            )
+            world.tell_choice(dataset, config.world, tell)
+            fitted, seconds["world"] = _world(dataset, config, directory, fitted, shown)
         track = tracking.together([tracking.json_lines(metrics), *trackers])
-        trained = train_agent(dataset, fitted if needs_world else None, config, track, checkpoints)
-        policy, summary = _result(dataset, fitted, config, trained, directory, seconds)
+        within, keep = fitted if needs_world else None, _keeper(dataset, directory)
+        trained = train_agent(dataset, within, config, track, checkpoints, keep)
+        about_it = dataset, fitted, config, trained, directory
+        policy, summary = _result(*about_it, seconds | trained.seconds, select, shown)
         checkpoints.finish(kept=1)
         stop_if_signalled()
         return Result(policy, fitted, summary, directory)
@@ -134,7 +187,9 @@ def _check_settings(
     dataset: Dataset, config: TrainConfig, directory: Path, checkpoint_seconds: float
 ) -> None:
     """Refuse what cannot work before any work is done."""
-    tape_rows(dataset.task, config)
+    batch_shape(dataset.task, config)
+    if config.agent.algorithm != "bc":
+        world.ended_by(dataset, config.world)
     if not checkpoint_seconds >= 0:
         raise ConfigError(
             f"--checkpoint-seconds is {checkpoint_seconds}: expected a number of seconds, 0 or more"
@@ -144,6 +199,59 @@ def _check_settings(
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
 
 
+def _keeper(dataset: Dataset, directory: Path) -> Callable[[Agent, AgentState, int], None]:
+    """Keeps the policy at every evaluation point, as a small file."""
+
+    def keep(agent: Agent, state: AgentState, step: int) -> None:
+        policy = Policy.trained_on(dataset, agent, state)
+        policy.save(directory / rundir.POLICIES / f"{step:09d}.npz")
+
+    return keep
+
+
+def _select(
+    dataset: Dataset,
+    config: TrainConfig,
+    settings: SelectionConfig,
+    directory: Path,
+    seconds: dict[str, float],
+    shown: Shown,
+) -> dict[str, Any]:
+    """Clone, judge and verdict; returns what the summary says of it. All of it is kept, so that it
+    is resumed where it was interrupted. The time goes into `seconds`."""
+    folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
+    world_progress, stage_progress, tell = shown
+    cloned = config.agent.algorithm == "bc"  # the run is the clone
+    if settings.baseline and not cloned and can_clone(dataset):
+        with tracking.clock(seconds, "clone"):
+            train_clone(
+                dataset,
+                config,
+                settings,
+                policies,
+                progress=lambda share: stage_progress("clone", share),
+                tell=tell,
+            )
+    with tracking.clock(seconds, "judge"):
+        judge = selection.fit_judge(
+            dataset, config.world, seed=settings.judge_seed, progress=world_progress, tell=tell
+        )
+        atomic_write_json(folder / rundir.JUDGE_REFERENCE, judge.reference())
+    with tracking.clock(seconds, "selection"):
+        record = selection.DataRecord.of(dataset)
+        record.save(folder / rundir.DATA_FILE)
+        selected = selection.choose(
+            selection.of_runs([rundir.look(directory)]),
+            judge,
+            record,
+            dataset.task,
+            out=folder,
+            progress=lambda name, share: stage_progress("selection", share),
+        )
+    chosen = {name: selected.chosen[name] for name in ("estimate", "lower", "upper")}
+    return {"verdict": selected.verdict, "chosen": selected.record["chosen"], **chosen}
+
+
 def _result(
     dataset: Dataset,
     fitted: FittedWorld | None,
@@ -151,13 +259,17 @@ def _result(
     trained: Trained,
     directory: Path,
     seconds: dict[str, float],
+    select: SelectionConfig | None,
+    shown: Shown,
 ) -> tuple[Policy, dict[str, Any]]:
-    """The policy and the summary of a training, written into the run directory."""
-    seconds = seconds | trained.seconds
+    """The policy, the selection and the summary of a training, written into the run directory."""
+    policy = Policy.trained_on(dataset, trained.agent, trained.state)
+    policy.save(directory / rundir.POLICY_FILE)
+    chosen = {}
+    if select is not None:
+        chosen = _select(dataset, config, select, directory, seconds, shown)
     with tracking.clock(seconds, "summary"):
-        policy = Policy(trained.agent, trained.state, dataset.task, config.agent)
-        policy.save(directory / rundir.POLICY_FILE)
-        summary = summarise(dataset, fitted, config, trained)
+        summary = summarise(dataset, fitted, config, trained) | chosen
     summary["seconds"] = seconds | {"total": sum(seconds.values())}
     summary = finite(summary)
     atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
@@ -168,7 +280,7 @@ def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
     """What is asked of a run."""
     data_score = dataset.task.score(dataset.returns)
     return {
-        "config": config.model_dump(),
+        "config": config.record(),
         "dataset": {
             "name": dataset.name,
             "source": dataset.source,
@@ -176,6 +288,7 @@ def _description(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
             "episodes": len(dataset.returns),
             "transitions": int(dataset.bounds[1].sum()),
             "published": dataset.published,
+            "facts": dataset.facts.model_dump(),
             "return_mean": float(dataset.returns.mean()),
             "score": None if data_score is None else float(data_score.mean()),
         },
@@ -202,17 +315,19 @@ def _world(
     config: TrainConfig,
     directory: Path,
     fitted: FittedWorld | None,
-    progress: WorldProgress | None,
-    tell: Tell,
+    shown: Shown,
 ) -> tuple[FittedWorld, float]:
     """The run's world, found, trained or handed in, and the time that took; the run directory
     remembers which it was, and the run is resumed in no other."""
+    show, _, tell = shown
     begun, where = time.perf_counter(), None
     if fitted is None:
         where = world.world_directory(dataset, config.world, config.seed)
         fitted = world.fit(
-            dataset, config.world, config.seed, directory=where, progress=progress, tell=tell
+            dataset, config.world, config.seed, directory=where, progress=show, tell=tell
         )
+    elif fitted.world.heads is None and world.ended_by(dataset, config.world) == "learned":
+        fitted = world.with_termination(fitted, dataset, show)
     digest = tree_hash(fitted.world)
     path = directory / rundir.WORLD_REFERENCE
     if path.exists():
@@ -232,7 +347,7 @@ def _world(
             "directory": None if where is None else str(where),
             "hash": digest,
             "seed": fitted.seed,
-            "config": fitted.config.model_dump(),
+            "config": fitted.config.record(),
             "seconds": time.perf_counter() - begun,
         }
         atomic_write_json(path, reference)
@@ -246,7 +361,7 @@ def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
     reference = directory / rundir.WORLD_REFERENCE
     if fitted is None and reference.exists():
         where = read_json(reference).get("directory")
-        if where is not None and Path(where).exists():
+        if where is not None and os.path.isdir(where):  # not where it may not be looked at
             fitted = world.load(Path(where))
     return Result(policy, fitted, summary, directory)
 
@@ -294,13 +409,13 @@ def posterior_estimate(
     What is cut short counts up to the cut, so the estimate leaves out what would have followed.
     """
     rng = np.random.default_rng(config.seed)
-    prefix = imagination.draw_histories(rng, dataset.histories, config.rollout.rollouts, "initial")
+    prefix = imagination.draw_histories(rng, dataset.histories, config.rollout.rollouts, 1.0)
     rollouts = imagination.imagine(
         fitted.world,
         trained.agent.policy(trained.state, deterministic=True),
         imagination.branch(dataset, prefix),
         imagination.draw_members(rng, config.rollout.rollouts, fitted.world.size),
-        rollout_rules(config.rollout, dataset.task, fitted),
+        rollout_rules(config, dataset, fitted),
         jax.random.key(config.seed),
     )
     ends = np.cumsum(rollouts.length + 1)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from neubay.errors import NeubayError
+from neubay.errors import NeubayError, TaskError
 from neubay.policy import Policy, load_policy
 from neubay.tasks import Task, get_task
 from neubay.tasks.environments import AntMaze
@@ -51,9 +51,10 @@ class MazePaths:
     reached: int
 
 
-def record(policy_file: Path, task_name: str, seed: int = 0) -> Film:
-    """Play one episode with the saved policy and render it."""
-    policy, task = _actor(policy_file, task_name)
+def record(policy_file: Path, task: Task | str, seed: int = 0) -> Film:
+    """Play one episode with the saved policy and render it. The task may be named; one of a file,
+    whose name nobody knows, is played by the id of its environment."""
+    policy, task = _actor(policy_file, task)
     with _renderer(), contextlib.closing(_make(task, render_mode="rgb_array")) as env:
         _follow(env)
         frames: list[Any] = []
@@ -67,9 +68,11 @@ def record(policy_file: Path, task_name: str, seed: int = 0) -> Film:
     return Film(frames, total, steps, str(task.env_name))
 
 
-def maze_paths(policy_file: Path, task_name: str, episodes: int, seed: int = 0) -> MazePaths | None:
+def maze_paths(
+    policy_file: Path, task: Task | str, episodes: int, seed: int = 0
+) -> MazePaths | None:
     """Play episodes of an AntMaze and record their paths; none for other tasks."""
-    policy, task = _actor(policy_file, task_name)
+    policy, task = _actor(policy_file, task)
     with contextlib.closing(_make(task)) as env:
         maze = env.unwrapped
         if not isinstance(maze, AntMaze):
@@ -101,13 +104,34 @@ def _rewards(env: Any, policy: Policy, task: Task, seed: int) -> Iterator[float]
             return
 
 
-def _actor(policy_file: Path, task_name: str) -> tuple[Policy, Task]:
+def _actor(policy_file: Path, task: Task | str) -> tuple[Policy, Task]:
     if not policy_file.is_file():
         raise FilmError("There is no saved policy yet, so no episode can be shown.")
-    task = get_task(task_name)
-    if task.make_env is None:
-        raise FilmError(f"The task '{task_name}' has no environment, so no episode can be shown.")
-    return load_policy(policy_file), task
+    policy = load_policy(policy_file)
+    known = _known(task, policy.task) if isinstance(task, str) else task
+    if known.make_env is None:
+        raise FilmError(f"The task '{known.name}' has no environment, so no episode can be shown.")
+    return policy, known
+
+
+def _known(name: str, saved: Task) -> Task:
+    """The task of that name, or as much of one from a file as its policy remembers."""
+    with contextlib.suppress(TaskError):
+        return get_task(name)
+    if saved.env_name is None:
+        return saved
+    try:
+        if ":" in saved.env_name:  # Gymnasium would import what stands before it
+            raise TaskError("is an id that imports a module")
+        task = replace(saved, env_id=saved.env_name)
+        _make(task).close()
+    except TaskError:
+        raise FilmError(
+            f"The task '{name}' is of a file, which a page does not run, and its environment "
+            f"{saved.env_name} is not one of Gymnasium's. To show an episode: "
+            "neubay report RUN --task-file FILE"
+        ) from None
+    return task
 
 
 def _make(task: Task, **options: Any) -> Any:

@@ -8,6 +8,7 @@ The reward is part of the history that a policy adapts to, so every later step n
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +16,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
+from pydantic import ConfigDict, Field
 
-from neubay import agents
-from neubay.config import AgentConfig, validated
-from neubay.errors import NeubayError, RunError
-from neubay.runs.files import load_arrays, read_note, save_arrays
+from neubay import agents, export
+from neubay.config import AgentConfig, Section, updated, validated
+from neubay.data.dataset import Dataset, Ranges
+from neubay.errors import NeubayError, RunError, TaskError
+from neubay.export.card import Origin, origin_of
+from neubay.runs.files import array_shapes, arrays_of, load_arrays, read_note, save_arrays
 from neubay.runs.provenance import provenance
 from neubay.runs.rundir import POLICY_FILE
 from neubay.tape import AgentInput
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
-LAYOUT = 1
-"""Version of the file; raised when a reader of the old one could not read the new one."""
+LAYOUT = 2
+"""Version of the file; raised when a reader of the old one could not read the new one. Layout 1 is
+read too: its LayerNorms had no trained scale and shift."""
 
 
 class PolicyState(NamedTuple):
@@ -42,12 +47,33 @@ class Policy:
     """Acts in the units of the environment, on one observation or on a batch of them."""
 
     def __init__(
-        self, agent: agents.Agent, state: agents.AgentState, task: Task, config: AgentConfig
+        self,
+        agent: agents.Agent,
+        state: agents.AgentState,
+        task: Task,
+        config: AgentConfig,
+        ranges: Ranges | None = None,
+        dataset: dict[str, str] | None = None,
     ) -> None:
         self.task, self.config = task, config
+        self.ranges = ranges
+        """What its data spans; none in files of earlier versions."""
+        self.dataset = dataset
+        """Name and hash of its data; none in files of earlier versions."""
+        self.provenance = provenance()
+        """Versions that it was trained with."""
+        self.path: Path | None = None
+        """Where it was saved or read last."""
         self.mode = agent.policy(state, deterministic=True)
         """The greedy policy, as imagination and evaluation take it."""
         self._sample = agent.policy(state, deterministic=False)
+
+    @classmethod
+    def trained_on(
+        cls, dataset: Dataset, agent: agents.Agent, state: agents.AgentState
+    ) -> "Policy":
+        """The policy of an agent, which says what data it is of."""
+        return cls(agent, state, dataset.task, agent.config, dataset.ranges, dataset.identity)
 
     def predict(
         self,
@@ -88,37 +114,44 @@ class Policy:
             raise NeubayError(
                 f"got {batch} observations with the state of {len(state.last_action)} episodes"
             )
+        inputs = AgentInput(
+            state=states,
+            last_action=np.where(start[:, None], np.float32(0), state.last_action),
+            last_reward=self._last_reward(reward, start),
+            start=start,
+        )
+        policy = self.mode if deterministic else self._sample
+        keys = _no_keys(batch) if deterministic else _keys(seed, state.steps, batch)
+        memory, action = _act(policy, state.memory, inputs, keys)
+        unit = np.asarray(action)
+        _refuse_nonfinite("the action", unit)
+        commands = self.task.from_unit(unit)
+        after = PolicyState(memory, unit, state.steps + 1)
+        return (commands[0] if np.ndim(observation) == 1 else commands), after
+
+    def _last_reward(
+        self, reward: float | np.ndarray | None, start: Bool[np.ndarray, " batch"]
+    ) -> Float[np.ndarray, " batch"]:
+        """The reward of the last action as the agent reads it; none where an episode starts."""
         if reward is None and not start.all():
             raise NeubayError(
                 "the reward of the last step is part of the history: "
                 "pass reward=... wherever no episode starts"
             )
-        paid = _one_or_each("reward", 0.0 if reward is None else reward, batch)
+        paid = _one_or_each("reward", 0.0 if reward is None else reward, len(start))
         _refuse_nonfinite("the reward", paid[~start])
-        shifted = paid + self.task.reward_shift
-        inputs = AgentInput(
-            state=states,
-            last_action=np.where(start[:, None], np.float32(0), state.last_action),
-            last_reward=np.where(start, 0, shifted).astype(np.float32),
-            start=start,
-        )
-        key = jax.random.fold_in(jax.random.key(seed), state.steps)
-        policy = self.mode if deterministic else self._sample
-        memory, action = _act(policy, state.memory, inputs, jax.random.split(key, batch))
-        unit = np.asarray(action)
-        commands = self.task.from_unit(unit)
-        after = PolicyState(memory, unit, state.steps + 1)
-        return (commands[0] if np.ndim(observation) == 1 else commands), after
+        return np.where(start, 0, paid + self.task.reward_shift).astype(np.float32)
 
-    def save(self, path: str | Path) -> None:
-        """Write weights, sizes and settings to one .npz file."""
+    @property
+    def note(self) -> dict[str, Any]:
+        """Sizes, settings and data, as the policy's file has them beside its weights."""
         actions = self.task.actions
         bounds = (
             {"discrete": actions.n}
             if isinstance(actions, DiscreteActions)
             else {"low": actions.low.tolist(), "high": actions.high.tolist()}
         )
-        about = {
+        return {
             "layout": LAYOUT,
             "task": self.task.name,
             "environment": self.task.env_name,
@@ -127,9 +160,24 @@ class Policy:
             "horizon": self.task.horizon,
             "reward_shift": self.task.reward_shift,
             "agent": self.config.model_dump(),
-            "provenance": provenance(),
+            "ranges": None
+            if self.ranges is None
+            else {name: bound.tolist() for name, bound in self.ranges._asdict().items()},
+            "dataset": self.dataset,
+            "provenance": self.provenance,
         }
-        save_arrays(Path(path), eqx.filter(self.mode, eqx.is_array), about)
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, sizes and settings to one .npz file."""
+        save_arrays(Path(path), eqx.filter(self.mode, eqx.is_array), self.note)
+        self.path = Path(path)
+
+    def export(self, to: export.Format, out: str | Path) -> list[Path]:
+        """Write the policy for use without this package: `numpy` (policy.py and policy.npz),
+        `onnx` or `stablehlo`, and its card, into the folder `out`; returns the files."""
+        known = self.path is not None and self.path.exists()
+        origin = origin_of(self.path) if known else Origin()  # type: ignore[arg-type]
+        return export.write(self.mode, self.note, to, Path(out), origin)
 
 
 def _one_or_each(name: str, value: Any, batch: int) -> np.ndarray:
@@ -148,38 +196,143 @@ def _refuse_nonfinite(what: str, values: np.ndarray) -> None:
         raise NeubayError(f"{what} has a value that is not finite; the memory would never lose it")
 
 
+def _keys(seed: int, steps: int, batch: int) -> Key[Array, " batch"]:
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), steps), batch)
+
+
+@functools.lru_cache(maxsize=8)
+def _no_keys(batch: int) -> Key[Array, " batch"]:
+    """What stands for keys where nothing is drawn: making fresh ones would take most of a step."""
+    return _keys(0, 0, batch)
+
+
 @eqx.filter_jit
 def _act(policy: Any, memory: PyTree, inputs: AgentInput, keys: Any) -> Any:
     return policy.act(memory, inputs, keys)
 
 
+def _is_affine(name: str) -> bool:
+    """Whether an array is the scale or shift of a LayerNorm."""
+    return ".norm" in name and name.endswith((".scale", ".shift"))
+
+
+class _Actions(Section):
+    discrete: int | None = Field(None, ge=1)
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+class _Note(Section):
+    """The note of a policy file, as far as it is read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    task: str
+    environment: str | None
+    state_size: int = Field(ge=1)
+    actions: _Actions
+    horizon: int = Field(ge=1)
+    reward_shift: float
+    agent: AgentConfig
+    ranges: dict[str, list[float]] | None = None
+    dataset: dict[str, str] | None = None
+    provenance: dict[str, str] = Field(default_factory=dict)
+
+
 def load_policy(path: str | Path) -> Policy:
     """Read what `Policy.save` wrote, or the policy of a run directory. The task need not be
-    registered: the file knows its sizes."""
+    registered: the file knows its sizes, and they are checked before anything is made of them."""
     path = Path(path)
     path = path / POLICY_FILE if path.is_dir() else path
     about = read_note(path)
-    if about.get("layout") != LAYOUT:
+    if about.get("layout") not in (1, LAYOUT):
         raise RunError(
-            f"{path}: a policy of layout {about.get('layout')}, this version reads {LAYOUT}"
+            f"{path}: a policy of layout {about.get('layout')}, this version reads 1 to {LAYOUT}"
         )
-    bounds = about["actions"]
-    task = Task(
-        name=about["task"],
-        state_size=about["state_size"],
-        actions=DiscreteActions(bounds["discrete"])
-        if "discrete" in bounds
-        else ContinuousActions(np.asarray(bounds["low"]), np.asarray(bounds["high"])),
-        horizon=about["horizon"],
-        env_name=about["environment"],
-        reward_shift=about["reward_shift"],
-    )
-    config = validated(AgentConfig, about["agent"], where=str(path))
+    needed = [name for name, field in _Note.model_fields.items() if field.is_required()]
+    if missing := [name for name in needed if name not in about]:
+        raise RunError(f"{path}: its note has no '{missing[0]}'; the file is damaged")
+    note = validated(_Note, about, where=str(path))
+    _check_sizes(path, note)
+    try:
+        task, ranges = _task_of(note), _ranges_of(note)
+    except (TaskError, ValueError) as error:
+        raise RunError(f"{path}: {error}") from None
+    # Critics are no part of a policy, however many the note says there were.
+    config = updated(note.agent, {"heads": 1, "target_heads": 1})
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config)
-    state = agent.init(jax.random.key(0))
-    policy = Policy(agent, state, task, config)
+    policy = Policy(agent, agent.init(jax.random.key(0)), task, note.agent, ranges, note.dataset)
     arrays, static = eqx.partition(policy.mode, eqx.is_array)
-    loaded, _ = load_arrays(path, arrays)
+    absent = _is_affine if about["layout"] == 1 else None
+    loaded, _ = load_arrays(path, arrays, absent)
+    for name, array in arrays_of(loaded).items():
+        if not np.isfinite(array).all():
+            raise RunError(f"{path}: '{name}' has a value that is not finite; the file is damaged")
     policy.mode = eqx.combine(jax.tree.map(jnp.asarray, loaded), static)
     policy._sample = dataclasses.replace(policy.mode, deterministic=False)
+    policy.path, policy.provenance = path, note.provenance
     return policy
+
+
+def _task_of(note: _Note) -> Task:
+    bounds = note.actions
+    return Task(
+        name=note.task,
+        state_size=note.state_size,
+        actions=ContinuousActions(np.asarray(bounds.low), np.asarray(bounds.high))
+        if bounds.discrete is None
+        else DiscreteActions(bounds.discrete),
+        horizon=note.horizon,
+        env_name=note.environment,
+        reward_shift=note.reward_shift,
+    )
+
+
+def _ranges_of(note: _Note) -> Ranges | None:
+    if note.ranges is None:
+        return None
+    found = {name: np.asarray(note.ranges.get(name, []), np.float32) for name in Ranges._fields}
+    for name in ("observation_low", "observation_high"):
+        if len(found[name]) != note.state_size:
+            raise ValueError(f"ranges.{name} has {len(found[name])} values, not {note.state_size}")
+    return Ranges(**found)
+
+
+def _check_sizes(path: Path, note: _Note) -> None:
+    """Refuse a note that promises other sizes than the arrays have: a network of those sizes would
+    be made before it is found not to fit."""
+    shapes = {
+        name.split(".", 2)[-1]: shape
+        for name, shape in array_shapes(path).items()
+        if name.startswith("tree.")
+    }
+
+    def size(name: str, axis: int) -> int:
+        shape = shapes.get(name, ())
+        if not shape:
+            raise RunError(f"{path}: '{name}' is missing in the file, or has no size")
+        return shape[axis]
+
+    def count(prefix: str, suffix: str) -> int:
+        return sum(name.startswith(prefix) and name.endswith(suffix) for name in shapes)
+
+    agent, actions = note.agent, note.actions.discrete or len(note.actions.low)
+    pairs = {
+        "agent.width": (agent.width, size("head.layers[0].weight", 1)),
+        "agent.head_depth": (agent.head_depth, count("head.layers[", ".weight")),
+    }
+    if agent.memory == "none":
+        pairs["state_size"] = (note.state_size, size("head.layers[0].weight", 0))
+    else:
+        inputs = size("encoder.project.weight", 0)
+        pairs |= {
+            "state_size": (note.state_size, inputs - actions - 1),
+            "agent.memory_layers": (agent.memory_layers, count("encoder.blocks[", ".nu_log")),
+            "agent.memory_size": (agent.memory_size, size("encoder.blocks[0].lru.nu_log", 0)),
+        }
+    for name, (promised, there) in pairs.items():
+        if promised != there:
+            raise RunError(
+                f"{path}: {name} is {promised:,} in its note, and {there:,} by the shapes of its "
+                "arrays; the file is damaged"
+            )

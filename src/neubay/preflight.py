@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from neubay import agents
-from neubay.config import TrainConfig, WorldConfig
+from neubay.config import TrainConfig, WorldConfig, known
 from neubay.data.dataset import Dataset
 from neubay.errors import TrainingError
 from neubay.replay import Replay
 from neubay.runs.checkpoints import SLICE
+from neubay.world.termination import MOST_ROWS, ended_by
 from neubay.world.training import Recipe, initialise, member_keys
 from neubay.world.transitions import RESIDENT_BYTES
 
@@ -51,9 +52,13 @@ def world_estimate(dataset: Dataset, config: WorldConfig) -> Parts:
     """What the training of a world will hold at most."""
     tape = dataset.tape
     size = tape.state.nbytes + tape.action.nbytes + tape.reward.nbytes
+    heads = 0
+    if ended_by(dataset, config) == "learned":  # steps as heads see them, of three kinds
+        inputs = 2 * dataset.task.state_size + dataset.task.actions.size
+        heads = 4 * inputs * min(dataset.transitions, 3 * MOST_ROWS)
     return {
         "data": _data(dataset),
-        "data for the members": min(size, RESIDENT_BYTES),
+        "data for the members": min(size, RESIDENT_BYTES) + heads,
         "members": _members(dataset, config),
         "Python and JAX": RUNTIME,
     }
@@ -75,7 +80,7 @@ def _members(dataset: Dataset, config: WorldConfig) -> int:
 
 def replay_rows(dataset: Dataset, config: TrainConfig) -> int:
     """Rows that the replay will hold at most: what fits, or all that is ever gathered."""
-    ever = math.ceil(config.agent.steps / config.agent.updates_per_row)
+    ever = math.ceil(known(config.agent.steps) / config.agent.updates_per_row)
     one_gathering = config.rollout.rollouts * (dataset.task.horizon + 1)
     return min(config.agent.buffer, ever + one_gathering)
 

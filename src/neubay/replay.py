@@ -1,4 +1,5 @@
-"""Replay: the trajectories that were imagined, and tapes of whole trajectories drawn from them.
+"""Replay: the trajectories that were imagined, and batches of them: whole trajectories end to end
+on a tape, or windows of many trajectories, as tapes of a few rows side by side.
 
 A trajectory is t rows of real history followed by L + 1 imagined rows, the first of them at the
 branching state s_t. The real part is a reference into the dataset; only imagined rows are stored.
@@ -8,15 +9,30 @@ When it is full, the oldest trajectories are dropped.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
+from scipy.signal import lfilter
 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.imagination import Rollouts
 from neubay.tape import Prefix, Tape
+
+
+class BatchShape(NamedTuple):
+    """Rows of a training batch."""
+
+    rows: int  # of the tape, or of each window
+    slots: int | None = None  # windows side by side; none for one tape of whole trajectories
+    burn_in: int = 0  # the first rows of each window, which are read without loss
+
+    @property
+    def size(self) -> int:
+        """All rows of a batch."""
+        return self.rows * (self.slots or 1)
 
 
 class Replay:
@@ -118,26 +134,55 @@ class Replay:
         number, offset = _lay_end_to_end(
             rng, len(self), self.rows / len(self), sizes, batches, rows
         )
-        index = trajectories.begin + number
-        beyond = offset - trajectories.take("real", index)  # rows since the branching state
+        tape = self._take(number, offset)
+        return jax.tree.map(lambda leaf: leaf.reshape(batches, rows, *leaf.shape[1:]), tape)
+
+    def _take(self, number: Int[np.ndarray, " n"], offset: Int[np.ndarray, " n"]) -> Tape:
+        """Rows by the number of their trajectory, from the oldest, and their place in it."""
+        index = self._trajectories.begin + number
+        beyond = offset - self._trajectories.take("real", index)  # rows since the branching state
         is_real = beyond < 0
         real, imagined = np.flatnonzero(is_real), np.flatnonzero(~is_real)
-        data = self.dataset.take(trajectories.take("first", index[real]) + offset[real])
-        stored = trajectories.take("row", index[imagined]) + beyond[imagined]
+        data = self.dataset.take(self._trajectories.take("first", index[real]) + offset[real])
+        stored = self._trajectories.take("row", index[imagined]) + beyond[imagined]
 
         def merged(name: str) -> np.ndarray:
             values = self._imagined.take(name, stored)
-            column = np.empty((batches * rows, *values.shape[1:]), values.dtype)
+            column = np.empty((len(number), *values.shape[1:]), values.dtype)
             column[imagined] = values
             column[real] = 0 if name == "penalty" else getattr(data, name)
-            return column.reshape(batches, rows, *values.shape[1:])
+            return column
 
         columns = {name: merged(name) for name in self._imagined.columns}
-        return Tape(
-            start=(offset == 0).reshape(batches, rows),
-            real=is_real.reshape(batches, rows),
-            **columns,
-        )
+        return Tape(start=offset == 0, real=is_real, **columns)
+
+    def sample_windows(
+        self, rng: np.random.Generator, batches: int, shape: BatchShape, kappa: float
+    ) -> Tape:
+        """Windows of many trajectories, leaves (batches, rows, slots, ...).
+
+        A share kappa of the windows shows the data, every transition as likely as any other, ends
+        of episodes among them; the others show what was imagined, likewise.
+        """
+        assert shape.slots is not None
+        held = self._trajectories.begin + np.arange(len(self))
+        real = self._trajectories.take("real", held)
+        steps = self._trajectories.take("imagined", held) - 1  # L
+        imagined_slots = min(math.ceil((1 - kappa) * shape.slots), shape.slots - (kappa > 0))
+        if not steps.any():  # every rollout ended before its first step
+            imagined_slots = 0
+        parts = []
+        if imagined_slots:
+            windows = _windows(rng, real, steps, batches * imagined_slots, shape)
+            tape = self._take(windows.trajectory.ravel(), windows.offset.ravel())
+            parts.append(windows.batches(tape, batches))
+        if imagined_slots < shape.slots:
+            slots = shape.slots - imagined_slots
+            data = sample_data(self.dataset, rng, batches, shape._replace(slots=slots))
+            if self.penalised:
+                data = data._replace(penalty=np.zeros_like(data.reward))
+            parts.append(data)
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=2), *parts)
 
     def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
         """All that is held, oldest first, as plain arrays of at most about `size` bytes together;
@@ -173,27 +218,130 @@ class Replay:
         self.rows = other.rows
 
 
-def sample_data(dataset: Dataset, rng: np.random.Generator, batches: int, rows: int) -> Tape:
-    """Tapes of whole episodes of the data, each as likely as any other, in the replay's layout.
+def discounted_returns(dataset: Dataset, gamma: float) -> Float[np.ndarray, " rows"]:
+    """What followed every step of the data, discounted, its own reward included.
 
-    An episode goes as far as it may be a history: to its first terminal, and to T at most.
+    Where an episode was cut, by a timeout or by the log's end, it is taken to have gone on with
+    its own mean reward.
     """
     first, length = (np.asarray(leaf) for leaf in dataset.histories)
+    returns = np.zeros(len(dataset.tape.start), np.float32)
+    for begin, steps in zip(first.tolist(), length.tolist(), strict=True):
+        if not steps:
+            continue
+        episode = dataset.take(np.arange(begin, begin + steps))
+        reward = np.asarray(episode.reward, np.float64)
+        after = 0.0 if episode.terminated[-1] else reward.mean() / (1 - gamma)
+        # A linear recurrence, run backwards: G_t = r_{t+1} + gamma G_{t+1}.
+        backwards, _ = lfilter([1.0], [1.0, -gamma], reward[::-1], zi=[gamma * after])
+        returns[begin : begin + steps] = backwards[::-1]
+    return returns
+
+
+def sample_data(
+    dataset: Dataset,
+    rng: np.random.Generator,
+    batches: int,
+    shape: BatchShape,
+    returns: Float[np.ndarray, " rows"] | None = None,
+) -> Tape:
+    """Batches of the data alone in the replay's layout: whole episodes, each as likely as any
+    other, or windows, every transition as likely as any other.
+
+    An episode goes as far as it may be a history: to its first terminal, and to T at most. With
+    the `returns` of its rows, a step's value to learn is its return, after which nothing follows.
+    """
+    first, length = (np.asarray(leaf) for leaf in dataset.histories)
+
+    def take(episode: Int[np.ndarray, " n"], offset: Int[np.ndarray, " n"]) -> Tape:
+        rows = first[episode] + offset
+        tape = dataset.take(rows)
+        last = offset == length[episode]  # carries s_L only
+        reward = np.where(last, np.float32(0), tape.reward)
+        return Tape(
+            state=tape.state,
+            action=np.where(last[:, None], np.float32(0), tape.action),
+            reward=reward,
+            terminated=(tape.terminated | (returns is not None)) & ~last,
+            start=offset == 0,
+            real=np.ones_like(last),
+            penalty=None if returns is None else reward - returns[rows],
+        )
+
+    if shape.slots is not None:
+        nothing = np.zeros_like(length)
+        windows = _windows(rng, nothing, length, batches * shape.slots, shape)
+        return windows.batches(take(windows.trajectory.ravel(), windows.offset.ravel()), batches)
     sizes = length + 1
-    episode, offset = _lay_end_to_end(
-        rng, len(sizes), float(sizes.mean()), sizes.__getitem__, batches, rows
+    tape = take(
+        *_lay_end_to_end(
+            rng, len(sizes), float(sizes.mean()), sizes.__getitem__, batches, shape.rows
+        )
     )
-    episode, offset = episode.reshape(batches, rows), offset.reshape(batches, rows)
-    tape = dataset.take(first[episode] + offset)
-    last = offset == length[episode]  # carries s_L only
-    return Tape(
-        state=tape.state,
-        action=np.where(last[..., None], np.float32(0), tape.action),
-        reward=np.where(last, np.float32(0), tape.reward),
-        terminated=tape.terminated & ~last,
-        start=offset == 0,
-        real=np.ones_like(last),
-    )
+    return jax.tree.map(lambda leaf: leaf.reshape(batches, shape.rows, *leaf.shape[1:]), tape)
+
+
+class _Windows(NamedTuple):
+    """Where the rows of windows come from."""
+
+    trajectory: Int[np.ndarray, "windows rows"]
+    offset: Int[np.ndarray, "windows rows"]  # place in the trajectory
+    start: Bool[np.ndarray, "windows rows"]  # the first row of a piece: memory begins anew
+    burn_in: Bool[np.ndarray, "windows rows"]
+
+    def batches(self, tape: Tape, batches: int) -> Tape:
+        """The rows, taken from wherever they are, as batches of windows side by side."""
+        tape = tape._replace(start=self.start.ravel(), burn_in=self.burn_in.ravel())
+        slots, rows = len(self.start) // batches, self.start.shape[1]
+
+        def side_by_side(leaf: np.ndarray) -> np.ndarray:
+            return np.swapaxes(leaf.reshape(batches, slots, rows, *leaf.shape[1:]), 1, 2)
+
+        return jax.tree.map(side_by_side, tape)
+
+
+def _windows(
+    rng: np.random.Generator,
+    before: Int[np.ndarray, " n"],
+    steps: Int[np.ndarray, " n"],
+    count: int,
+    shape: BatchShape,
+) -> _Windows:
+    """Draw windows from trajectories of which `steps` transitions, after `before` others, are to
+    be shown, each as likely as any other.
+
+    So many transitions in a row as a window has room for may begin anywhere such that one of them
+    is to be shown: each is then in as many windows as any other. The first of them is at row
+    `burn_in` of the window, after as many rows of its past as there are; what is above those
+    repeats the first and counts for nothing. A window with rows to spare below goes on with a
+    piece of another trajectory, as far as there is room.
+    """
+    room = shape.rows - 1 - shape.burn_in  # transitions
+    places = np.where(steps > 0, steps + room - 1, 0)
+    ends = np.cumsum(places)
+    row = np.arange(shape.rows)
+    blank = np.zeros((count, shape.rows), np.int64)
+    windows = _Windows(blank, blank.copy(), blank.astype(bool), np.ones_like(blank, bool))
+    filled = np.zeros(count, np.int64)
+    while len(still := np.flatnonzero(filled < shape.rows)):
+        draw = rng.integers(ends[-1], size=len(still))
+        drawn = np.searchsorted(ends, draw, side="right")
+        where = draw - (ends - places)[drawn] - (room - 1)  # of `room` transitions, the first
+        shown = before[drawn] + np.maximum(where, 0)  # the first to learn from, and after the last:
+        beyond = before[drawn] + np.minimum(where + room, steps[drawn])
+        past = np.minimum(shown, shape.burn_in)
+        first = np.where(filled[still] == 0, shape.burn_in - past, filled[still])
+        end = np.minimum(first + past + beyond - shown + 1, shape.rows)
+        place = row - first[:, None]  # of every row in the piece
+        mine = (row >= filled[still, None]) & (row < end[:, None])
+        piece, column = np.nonzero(mine)
+        at, place = (still[piece], column), place[mine]
+        windows.trajectory[at] = drawn[piece]
+        windows.offset[at] = (shown - past)[piece] + np.maximum(place, 0)
+        windows.start[at] = place <= 0
+        windows.burn_in[at] = place < past[piece]
+        filled[still] = end
+    return windows
 
 
 def _lay_end_to_end(

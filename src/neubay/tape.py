@@ -5,9 +5,14 @@ A tape is whole episodes laid end to end, row by row. Row t of an episode holds
     s_t, a_t, r_{t+1}, terminated_{t+1}
 
 and `start` marks row 0. An episode of L steps has L + 1 rows: its last row carries s_L only,
-with a zero action, a zero reward and `terminated` false. `real` tells data rows from imagined ones.
+with a zero action, a zero reward and `terminated` false. `real` tells data rows from imagined ones,
+and from the s_L of an episode that ended in a terminal state which its source did not store.
 Conservative ablations penalise imagined rewards: `penalty` (absent on data) counts in what values
 are learnt from, `Tape.target_reward`, and never in what the agent sees.
+
+A batch may also be windows: pieces of episodes, tapes of a few rows side by side, their leaves
+(rows, slots, ...). A window's first row has `start` set wherever its episode stands, and
+the rows that `burn_in` marks only bring the memory up to date.
 
 Nothing derived is stored. The agent's input (s_t, a_{t-1}, r_t) is the tape shifted by one row;
 the transitions (s_t, a_t, r_{t+1}, s_{t+1}) are an index of the rows that have a successor; the
@@ -38,6 +43,7 @@ class Tape(NamedTuple):
     start: Bool[AnyArray, "*rows"]  # this row is an episode's s_0
     real: Bool[AnyArray, "*rows"]  # the step from this row is data, not imagined
     penalty: Float[AnyArray, "*rows"] | None = None  # taken off r_{t+1} in the target only
+    burn_in: Bool[AnyArray, "*rows"] | None = None  # read for the memory's sake, without loss
 
     @property
     def target_reward(self) -> Float[AnyArray, "*rows"]:
@@ -82,8 +88,10 @@ def agent_input(tape: Tape) -> AgentInput:
     )
 
 
-def has_successor(start: Bool[AnyArray, " rows"]) -> Bool[AnyArray, " rows"]:
-    """Rows whose next row belongs to the same episode: the rows that are transitions."""
+def has_successor(start: Bool[AnyArray, "rows *slots"]) -> Bool[AnyArray, "rows *slots"]:
+    """Rows whose next row belongs to the same episode: the rows that are transitions.
+
+    Of one tape, or of several side by side."""
     xp = _numerical_library(start)
     return xp.concatenate([~start[1:], xp.zeros_like(start[:1])])
 
@@ -109,8 +117,8 @@ def episodes(tape: Tape) -> Iterator[Tape]:
         yield slice_rows(tape, begin, begin + steps + 1)
 
 
-def slice_rows(tape: Tape, begin: int, end: int) -> Tape:
-    """Rows begin .. end - 1."""
+def slice_rows(tape: Tape, begin: int, end: int | None = None) -> Tape:
+    """Rows begin .. end - 1, or to the last."""
     return jax.tree.map(lambda field: field[begin:end], tape)
 
 

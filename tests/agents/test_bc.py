@@ -8,10 +8,10 @@ import pytest
 from helpers.optimisers import steps_made
 from neubay import agents
 from neubay.agents.bc import Agent, AgentState
-from neubay.agents.networks import observe
+from neubay.agents.networks import read
 from neubay.config import AgentConfig
 from neubay.errors import ConfigError
-from neubay.tape import Tape, agent_input
+from neubay.tape import Tape
 
 CONFIG = AgentConfig(
     algorithm="bc",
@@ -65,8 +65,7 @@ def learned() -> tuple[Agent, AgentState]:
 def test_the_mode_is_the_datas_mean_action_and_sigma_its_spread(learned: tuple) -> None:
     _, state = learned
     tape = jax.tree.map(lambda leaf: leaf[0], tapes(99))
-    inputs = agent_input(tape)
-    policy = state.actor(observe(inputs), inputs.start)
+    policy = state.actor(read(tape, 0)[0])
     rows = np.append(~tape.start[1:], False) & tape.real
     cue = np.repeat(tape.state[tape.start][:, 0], STEPS + 1)
     expected = np.tanh(0.5 + NOISE * np.random.default_rng(0).normal(size=100_000)).mean()

@@ -19,7 +19,16 @@ STARTS = [0, 6, 7]
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    return Encoder(INTO, WIDTH, HIDDEN, LAYERS, rng=np.random.default_rng(0))
+    """Its LayerNorms scale and shift as after some training."""
+    rng = np.random.default_rng(0)
+    fresh = Encoder(INTO, WIDTH, HIDDEN, LAYERS, rng=rng)
+
+    def affine(encoder: Encoder) -> list[jax.Array]:
+        norms = [encoder.norm, *(block.norm for block in encoder.blocks)]
+        return [leaf for norm in norms for leaf in (norm.scale, norm.shift)]
+
+    moved = [leaf + jnp.float32(0.3 * rng.normal(size=WIDTH)) for leaf in affine(fresh)]
+    return eqx.tree_at(affine, fresh, moved)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +96,8 @@ def test_the_encoder_is_its_formula_in_complex_double_precision(
 ) -> None:
     wide: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), encoder)
 
-    def norm(x: np.ndarray) -> np.ndarray:
-        return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    def norm(layer: Any, x: np.ndarray) -> np.ndarray:
+        return layer.scale * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + layer.shift
 
     def gelu(x: np.ndarray) -> np.ndarray:
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
@@ -96,10 +105,10 @@ def test_the_encoder_is_its_formula_in_complex_double_precision(
     memory = np.zeros((LAYERS, HIDDEN), np.complex128)
     expected = []
     for row, start in zip(*(np.asarray(part) for part in tape), strict=True):
-        x = norm(row @ wide.project.weight + wide.project.bias)
+        x = norm(wide.norm, row @ wide.project.weight + wide.project.bias)
         x = np.where(x > 0, x, 0.01 * x)
         for layer, block in enumerate(wide.blocks):
-            lru, z = block.lru, norm(x)
+            lru, z = block.lru, norm(block.norm, x)
             decay = np.exp(-np.exp(lru.nu_log) + 1j * np.exp(lru.theta_log))
             drive = np.exp(lru.gamma_log) * (z @ (lru.b.real + 1j * lru.b.imag))
             memory[layer] = drive if start else decay * memory[layer] + drive
@@ -232,3 +241,21 @@ def test_no_memory_sees_the_state_alone() -> None:
     assert (features == inputs[:, :3]).all()
     assert memory == encoder.initial(ROWS) == ()
     assert not jax.tree.leaves(encoder)
+
+
+@pytest.mark.slow
+def test_a_gated_memory_begins_as_the_state_alone_and_adds_to_it(tape: tuple) -> None:
+    inputs, start = tape
+    states = 3
+    plain = Encoder(INTO, WIDTH, HIDDEN, 1, rng=np.random.default_rng(0))
+    encoder = Encoder(INTO, WIDTH, HIDDEN, 1, rng=np.random.default_rng(0), gated_states=states)
+    features = encoder(inputs, start)
+    assert features.shape == (ROWS, encoder.width) == (ROWS, states + WIDTH)
+    assert (features[:, :states] == inputs[:, :states]).all() and not features[:, states:].any()
+    gate = jnp.linspace(-1, 1, WIDTH)
+    opened = eqx.tree_at(lambda e: e.gate, encoder, gate)
+    np.testing.assert_allclose(
+        opened(inputs, start)[:, states:], gate * plain(inputs, start), atol=1e-6
+    )
+    d_gate = jax.grad(lambda e: e(inputs, start)[:, states:].sum())(encoder).gate
+    assert (d_gate != 0).all()  # so that it opens where that helps

@@ -13,21 +13,32 @@ from jax import lax
 from jax.interpreters import partial_eval
 from scipy import stats
 
-from helpers.optimisers import steps_made, with_rates_at
+from helpers.optimisers import first_moments, steps_made, with_rates_at
 from helpers.tapes import concatenate
+from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
     descend,
     mixture_weights,
     network_optimiser,
     transition_kinds,
 )
-from neubay.agents.networks import TanhGaussian, observe
+from neubay.agents.networks import Histories, TanhGaussian, observe
 from neubay.agents.redq import Agent, AgentState, update_flops
 from neubay.config import AgentConfig
 from neubay.tape import AgentInput, Tape, agent_input, episodes
 
 S, A = 3, 2
-TINY = AgentConfig(width=8, memory_size=4, memory_layers=1, heads=3, clip_norm=1e6, kappa=0.3)
+# Rates at which the critic moves enough in one step to be told from the one before.
+TINY = AgentConfig(
+    width=8,
+    memory_size=4,
+    memory_layers=1,
+    heads=3,
+    clip_norm=1e6,
+    kappa=0.3,
+    encoder_lr=1e-3,
+    head_lr=1e-2,
+)
 SAC = TINY.model_copy(update={"huber": 0.4, "heads": 2, "kappa": 0.0, "head_depth": 1})
 
 
@@ -70,7 +81,7 @@ def updated(agent: Agent, state: AgentState, *tapes: Tape) -> tuple[AgentState, 
 
 def gradients(state: AgentState) -> tuple[Any, Any]:
     """The gradients of the first update, read off Adam's first moments."""
-    moments = [optax.tree.get(s, "mu") for s in (state.actor_optimiser, state.critic_optimiser)]
+    moments = [first_moments(each) for each in (state.actor_optimiser, state.critic_optimiser)]
     return tuple(jax.tree.map(lambda moment: moment / 0.1, moments))
 
 
@@ -119,11 +130,16 @@ def test_log_probability_stays_finite_at_saturation(mean: float, log_sigma: floa
 
 def encode(encoder: Any, observed: jax.Array) -> jax.Array:
     """One episode through an encoder: h_t is the sum of lambda^(t - s) drive_s over s <= t."""
-    norm = functools.partial(jax.nn.standardize, epsilon=1e-5)
+
+    def norm(layer: Any, x: jax.Array) -> jax.Array:
+        return layer.scale * jax.nn.standardize(x, epsilon=1e-5) + layer.shift
+
     age = jnp.arange(len(observed))[:, None, None] - jnp.arange(len(observed))[:, None]
-    x = jax.nn.leaky_relu(norm(observed @ encoder.project.weight + encoder.project.bias))
+    x = jax.nn.leaky_relu(
+        norm(encoder.norm, observed @ encoder.project.weight + encoder.project.bias)
+    )
     for block in encoder.blocks:
-        lru, z = block.lru, norm(x)
+        lru, z = block.lru, norm(block.norm, x)
         log_decay = lax.complex(-jnp.exp(lru.nu_log), jnp.exp(lru.theta_log))
         gamma = jnp.exp(lru.gamma_log)
         drive = lax.complex(gamma * (z @ lru.b.real), gamma * (z @ lru.b.imag))
@@ -142,9 +158,10 @@ def q_values(heads: Any, features: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def plain_losses(
-    config: AgentConfig, state: AgentState, tape: Tape, actor: Any, critic: Any
+    config: AgentConfig, state: AgentState, tape: Tape, actor: Any, critic: Any, judge: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """L_critic, L_actor, L_alpha and Q: one episode after the other, nothing shared."""
+    """L_critic, L_actor, L_alpha and Q: one episode after the other, nothing shared. The actor's
+    actions are judged by the critic `judge`."""
     _, noise_key, subset_key = jax.random.split(state.key, 3)
     noise = jax.random.normal(noise_key, tape.action.shape)
     subset = jnp.argsort(-jax.random.uniform(subset_key, (config.heads,)))[: config.target_heads]
@@ -156,10 +173,9 @@ def plain_losses(
         policy = TanhGaussian(mean, jnp.clip(log_sigma, -5, 2))
         action, log_prob = policy.sample(noise[first : first + len(part.reward)])
         first += len(part.reward)
-        judged = critic.head, encode(critic.encoder, observed)
-        q = q_values(*judged, jnp.asarray(part.action))
+        q = q_values(critic.head, encode(critic.encoder, observed), jnp.asarray(part.action))
         values.append(q.mean(axis=0))
-        q_policy = q_values(*lax.stop_gradient(judged), action)
+        q_policy = q_values(judge.head, encode(judge.encoder, observed), action)
         target_features = encode(state.target.encoder, observed)
         q_next = q_values(state.target.head, target_features, action)[subset].min(axis=0)
         next_value = lax.stop_gradient(q_next - alpha * log_prob)[1:]
@@ -188,7 +204,9 @@ def test_the_fused_update_is_the_plain_statement_of_each_loss(
     after, metrics = updated(agent, state, tape)
 
     def plain(actor: Any, critic: Any) -> tuple:
-        critic_loss, actor_loss, alpha_loss, q = plain_losses(config, state, tape, actor, critic)
+        critic_loss, actor_loss, alpha_loss, q = plain_losses(
+            config, state, tape, actor, critic, judge=after.critic
+        )
         return critic_loss + actor_loss, ((critic_loss, actor_loss, alpha_loss), q)
 
     # It runs once: to optimise it would take longer than to run it.
@@ -316,15 +334,20 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_counted(
 
 
 @pytest.mark.slow
-def test_gradients_are_clipped_by_their_global_norm(tiny: tuple) -> None:
+def test_encoder_and_head_are_clipped_each_by_its_own_norm(tiny: tuple) -> None:
     _, state = tiny
     gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 5.0), state.actor)
-    size = sum(leaf.size for leaf in jax.tree.leaves(gradient))
+    small = jax.tree.map(lambda leaf: 1e-3 * leaf, gradient.head)
+    gradient = eqx.tree_at(lambda actor: actor.head, gradient, small)
+    encoder, head = (optax.tree.norm(part) for part in (gradient.encoder, gradient.head))
     config = TINY.model_copy(update={"clip_norm": 2.0})
     optimiser = network_optimiser(config, decay=True)
     _, after, health = descend(optimiser, state.actor, gradient, optimiser.init(state.actor))
-    assert float(health.norm) == pytest.approx(5 * np.sqrt(size), rel=1e-4)  # as it was
-    assert float(optax.tree.norm(optax.tree.get(after, "mu"))) == pytest.approx(0.1 * 2, rel=1e-4)
+    assert encoder > 2 > head
+    assert float(health.norm) == pytest.approx(np.hypot(encoder, head), rel=1e-4)  # as it was
+    moments = first_moments(after)
+    assert float(optax.tree.norm(moments.encoder)) == pytest.approx(0.1 * 2, rel=1e-4)
+    assert float(optax.tree.norm(moments.head)) == pytest.approx(0.1 * float(head), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -377,6 +400,65 @@ def test_alpha_rises_when_the_policy_is_too_sure_and_falls_when_it_is_not(
     assert alpha_after(-4.0) > float(state.log_alpha) > alpha_after(-0.5)
 
 
+@pytest.mark.slow
+def test_a_unit_of_values_changes_units_and_nothing_else(tape: Tape) -> None:
+    """Rewards and the entropy's price four times as high, in units four times as large: the same
+    outputs of the same networks, and four times the values. Standardised, the rewards are the same
+    inputs."""
+
+    def begin(unit: float) -> tuple[Agent, AgentState]:
+        changes = {"value_unit": unit, "alpha": unit * TINY.alpha, "standardise": True}
+        agent = Agent(S, A, TINY.model_copy(update=changes))
+        std = jnp.ones(S + A + 1).at[-1].set(unit)
+        return agent, agent.init(jax.random.key(0), Standardiser(jnp.zeros(S + A + 1), std))
+
+    (one, begun), (four, dearer) = begin(1.0), begin(4.0)
+    after, metrics = updated(one, begun, tape)
+    scaled, found = updated(four, dearer, tape._replace(reward=4 * tape.reward))
+    (actor, critic), (scaled_actor, scaled_critic) = gradients(after), gradients(scaled)
+    assert_trees_close(scaled_critic, critic)  # it learns in units
+    assert_trees_close(scaled_actor, jax.tree.map(lambda leaf: 4 * leaf, actor))
+    assert found["critic_loss"] == pytest.approx(metrics["critic_loss"], rel=1e-4)
+    for name in ("actor_loss", "alpha_loss", "q_real", "q_imagined"):
+        assert found[name] == pytest.approx(4 * metrics[name], rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(
+        four.values(dearer, stacked(tape._replace(reward=4 * tape.reward))),
+        4 * one.values(begun, stacked(tape)),
+        atol=1e-5,
+    )
+
+
+@pytest.mark.slow
+def test_windows_side_by_side_are_learnt_from_as_one_after_the_other(
+    tiny: tuple, tape: Tape
+) -> None:
+    """Two windows give the losses and gradients that they give end to end on one tape; rows that
+    are read for the memory's sake have no loss, and their successors have."""
+    agent, state = tiny
+    rng = np.random.default_rng(3)
+    left, right = episode(rng, 5, 2), episode(rng, 5, 6)
+    nothing = np.zeros(6, bool)
+    read = np.arange(6) < 3
+    pair = [left._replace(burn_in=nothing), right._replace(burn_in=read)]
+    beside = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *pair)
+    behind = concatenate(pair)
+
+    def plain(tape: Tape) -> tuple[Any, dict[str, float]]:
+        """With the same noise for the same rows, whatever their layout."""
+        noise = jnp.asarray(np.random.default_rng(4).normal(size=(2, 6, A)), jnp.float32)
+        laid = noise.swapaxes(0, 1) if tape.reward.ndim == 2 else noise.reshape(12, A)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax.random, "normal", lambda key, shape: laid)
+            after, metrics = jax.jit(agent.gradient_step)(state, tape)
+        return gradients(after), {name: float(value) for name, value in metrics.items()}
+
+    (found, metrics), (expected, other) = plain(beside), plain(behind)
+    assert_trees_close(found, expected)
+    for name in other:
+        assert metrics[name] == pytest.approx(other[name], abs=1e-4), name
+    assert [metrics["rows_real"], metrics["rows_imagined"]] == [2 + 2, 3]
+
+
 def test_critic_values_start_near_zero() -> None:
     agent = Agent(S, A, TINY.model_copy(update={"width": 64, "heads": 10}))
     out = agent.init(jax.random.key(0)).critic.head.out
@@ -412,7 +494,7 @@ def dot_flops(jaxpr: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", ["lru", "none"])
+@pytest.mark.parametrize("memory", ["lru", "gated", "none"])
 def test_flops_are_those_of_the_program(memory: str) -> None:
     config = AgentConfig(width=64, memory_size=24, heads=3, head_depth=3, memory=memory)
     agent, rows = Agent(5, 2, config), 30
@@ -435,7 +517,7 @@ def test_the_policy_in_a_rollout_is_the_actor_on_the_tape(tiny: tuple) -> None:
     agent, state = tiny
     tape = episode(np.random.default_rng(2), 5, 5)
     inputs = agent_input(tape)
-    expected = state.actor(observe(inputs), inputs.start).mode()
+    expected = state.actor(Histories(observe(inputs), inputs.start, 0)).mode()
     histories: AgentInput = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf], axis=1), inputs)
     policy = agent.policy(state, deterministic=True)
     keys = jax.random.split(jax.random.key(0), 2)

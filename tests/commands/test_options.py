@@ -51,7 +51,10 @@ def test_the_preset_follows_what_the_data_says_of_itself_and_not_its_name(tmp_pa
         assert read(str(path)).values.agent.algorithm == "dqn"
     told = read(str(anonymous), "--task", "d4rl/hopper")
     assert told.values == read("hopper_mine.hdf5", "--task", "d4rl/hopper").values
-    assert not told.values.agent.tune_alpha
+    assert told.values == read(str(anonymous), "--task", "d4rl/halfcheetah").values == read().values
+    assert not read(
+        str(anonymous), "--task", "d4rl/hopper", "--preset", "paper"
+    ).values.agent.tune_alpha
 
 
 @pytest.mark.parametrize("none", ["None", "none", "null"])

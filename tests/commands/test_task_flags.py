@@ -128,7 +128,7 @@ def test_every_command_that_takes_data_has_the_flags(run: Run) -> None:
 def test_a_run_is_resumed_with_its_task_file_and_no_other(
     run: Run, valves: Path, task_file: Path
 ) -> None:
-    command = ("train", valves, "--task-file", task_file, "--out", "run", *TINY)
+    command = ("train", valves, "--task-file", task_file, "--out", "run", "--no-select", *TINY)
     code, _, err = run(*command)
     assert code == 0, err
     about = json.loads(Path("run/run.json").read_text())

@@ -1,12 +1,13 @@
 """`neubay world` and `neubay world info`."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from neubay import cli, world
-from neubay.world import fitting
+from neubay.world import fitting, termination
 
 SMALL = ["--width", "8", "--depth", "1", "--pool", "4", "--members", "2", "--max-epochs", "2"]
 
@@ -49,6 +50,17 @@ def test_a_world_is_trained_shown_and_found_again(
     assert run("world", "info", str(out)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert fitted.dataset_hash in shown and "2 epochs" in shown
+    for name, reference in (("a", {"directory": str(out)}), ("b", {"directory": None})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+        (tmp_path / name / "world.json").write_text(json.dumps(reference | {"hash": "1"}))
+    assert run("world", "info", str(tmp_path / "a")) == 0
+    assert " ".join(capsys.readouterr().out.split()) == shown, "a run stands for its world"
+    assert run("world", "info", str(tmp_path / "b")) == 2
+    assert "was handed to it" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "b" / "world.json").unlink()
+    assert run("world", "info", str(tmp_path / "b")) == 2
+    assert "a run without a world" in " ".join(capsys.readouterr().err.split())
     assert run("world", str(data), *SMALL, "--seed", "4", "--out", str(out)) == 2
     assert "its seed is 3, asked for is 4" in " ".join(capsys.readouterr().err.split())
 
@@ -79,3 +91,36 @@ def test_wrong_settings_are_refused_with_a_reason(
     assert "--width" in "".join(capsys.readouterr())
     assert run("world", "info", str(tmp_path)) == 2
     assert "not a world" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_learned_ends_are_said_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(termination, "STEPS", 500)
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(900, 2)).astype(np.float32)
+    following = rng.normal(size=(900, 2)).astype(np.float32)
+    ends = following[:, 0] > 1.3
+    path = tmp_path / "trips.npz"
+    np.savez(
+        path,
+        observations=state,
+        next_observations=following,
+        actions=rng.uniform(-1, 1, (900, 1)).astype(np.float32),
+        rewards=rng.normal(size=900).astype(np.float32),
+        terminals=ends,
+        timeouts=~ends,
+    )
+    out = tmp_path / "world"
+    assert run("world", str(path), *SMALL, "--out", str(out)) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{ends.sum()} of 900 end in a terminal state: it is learned from them" in printed
+    assert run("world", "info", str(out)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"learned from {ends.sum()} ends of 900 episodes, by a threshold" in shown
+    assert "precision" in shown and "recall" in shown and "false alarms" in shown
+    assert "still running after data / heads / imagined: 1: " in shown
+    words = ("world", str(path), *SMALL, "--termination", "rule", "--out", str(tmp_path / "other"))
+    assert run(*words) == 2
+    assert "'rule' is asked for" in " ".join(capsys.readouterr().err.split())

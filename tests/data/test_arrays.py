@@ -2,14 +2,17 @@
 
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.data_checks import Log, check_invariants, make_log, small_task
+from neubay.agents.learning import transition_kinds
 from neubay.data import Dataset
 from neubay.errors import DatasetError, TaskError
+from neubay.replay import BatchShape, sample_data
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
 
@@ -30,14 +33,16 @@ def tape_by_hand(
                 ends |= not np.array_equal(log.next_states[i], log.states[i + 1])
             if ends:
                 episodes.append([])
-    result = []
+    result, known = [], 0
     for rows in episodes:
-        steps = rows if successors else rows[:-1]
+        kept = successors or log.terminals[rows[-1]]  # of a terminal, the state before stands in
+        steps = rows if kept else rows[:-1]
         if not steps:
             continue
+        known += len(steps) if successors else len(rows) - 1
         states = [log.states[i] for i in rows]
-        if successors:
-            states.append(log.next_states[rows[-1]])
+        if kept:
+            states.append((log.next_states if successors else log.states)[rows[-1]])
         result.append(
             (
                 states,
@@ -46,7 +51,7 @@ def tape_by_hand(
                 [bool(log.terminals[i]) for i in steps],
             )
         )
-    return result
+    return result if known else []
 
 
 @st.composite
@@ -109,6 +114,28 @@ def test_tape_is_what_it_is_by_hand(
         np.testing.assert_array_equal(tape.action[begin:end], np.array(actions))
         assert tape.reward[begin:end].tolist() == rewards
         assert tape.terminated[begin:end].tolist() == terminals
+        assert tape.real[begin:end].all()
+        assert tape.real[end] == (successors or not terminals[-1])
+
+
+def test_a_terminal_step_reaches_the_agent_where_its_successor_is_not_stored() -> None:
+    """As in Adroit's files (pen). The world does not learn from it, a timeout's step is dropped."""
+    log = make_log([5, 3, 2])  # a terminal, a timeout, a terminal
+    dataset = Dataset.from_arrays(**log.arrays(successors=False), task=small_task(log))
+    assert dataset.bounds[1].tolist() == [5, 2, 2]
+    assert np.flatnonzero(dataset.tape.terminated).tolist() == [4, 10]
+    assert np.flatnonzero(~np.asarray(dataset.tape.real)).tolist() == [5, 11]
+    assert dataset.world_rows.tolist() == [0, 1, 2, 3, 6, 7, 9]
+    assert dataset.histories.length.tolist() == [5, 2, 2]
+    tapes = sample_data(dataset, np.random.default_rng(0), 20, BatchShape(12))
+    kinds = transition_kinds(jax.tree.map(lambda leaf: leaf[0], tapes))
+    ends = np.flatnonzero(tapes.terminated[0])
+    assert len(ends) and np.asarray(kinds.real)[ends[:-1]].all()
+    rewards = set(tapes.reward[tapes.terminated].tolist())
+    assert rewards == {float(log.rewards[4]), float(log.rewards[9])}
+    whole = Dataset.from_arrays(**log.arrays(), task=small_task(log))
+    assert whole.bounds[1].tolist() == [5, 3, 2] and np.asarray(whole.tape.real).all()
+    assert len(whole.world_rows) == 10
 
 
 def test_rounding_of_successors_is_no_jump() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
+from helpers.data_checks import make_log, small_task
 from neubay.data import Dataset, convert, load
 from neubay.data.convert import environment_actions, parse_target, raw_rewards, write
 from neubay.errors import DatasetError
@@ -135,6 +136,21 @@ def test_where_only_timeouts_end_episodes_every_end_is_one() -> None:
     with h5py.File("maze.hdf5") as file:
         assert np.flatnonzero(file["timeouts"]).tolist() == [6, 26, 27, 32]
         assert np.flatnonzero(file["terminals"]).tolist() == [2, 3, 26]
+
+
+def test_terminal_steps_without_a_successor_stay_so() -> None:
+    """Written as they were read: a row per state, and no successors that nobody saw."""
+    log = make_log([5, 3, 8, 4])
+    data = Dataset.from_arrays(**log.arrays(successors=False), task=small_task(log), name="pen")
+    write(data, "out.hdf5")
+    with h5py.File("out.hdf5") as file:
+        assert "next_observations" not in file
+        np.testing.assert_array_equal(file["observations"], log.states)
+        np.testing.assert_array_equal(file["terminals"], log.terminals)
+        np.testing.assert_array_equal(file["timeouts"], log.timeouts)
+    assert load("out.hdf5", data.task).hash == data.hash
+    with pytest.raises(DatasetError, match=r"'pen' does not have .*choose OUT\.hdf5"):
+        write(data, "minari:pen/mixed-v0")
 
 
 def test_minari_itself_reads_what_was_written() -> None:

@@ -296,7 +296,7 @@ TABLE = {
     "halfcheetah_medium_replay.hdf5": (100_000, 104, 2747.2, 1047.5, 24.4),
     "halfcheetah_medium_expert.hdf5": (100_000, 100, 8250.8, 3270.0, 68.7),
     "door_human.hdf5": (6_704, 25, 171.7, None, 7.8),
-    "antmaze_umaze_diverse.hdf5": (100_100, 143, 0.161, 0.367, 16.1),
+    "antmaze_umaze_diverse.hdf5": (100_114, 143, 0.161, 0.367, 16.1),
     "neorl2_SafetyHalfCheetah_train.npz": (18_000, 18, 1769.3, 52.5, 73.6),
     "neorl2_SafetyHalfCheetah_val.npz": (2_000, 2, 1656.5, 19.2, 69.5),
 }

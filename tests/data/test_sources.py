@@ -123,10 +123,10 @@ def test_usual_names(
     assert load(path).hash == Dataset.from_arrays(**log.arrays()).hash
 
 
-def test_d4rl_without_successors_loses_the_last_row(tmp_path: Path) -> None:
+def test_d4rl_without_successors_loses_the_last_row_but_terminal_ones(tmp_path: Path) -> None:
     log = make_log([5, 3, 8, 4])
     dataset = load(write_hdf5(tmp_path / "log.hdf5", log.d4rl(successors=False)))
-    assert dataset.bounds[1].tolist() == [4, 2, 7, 3]
+    assert dataset.bounds[1].tolist() == [5, 2, 8, 3]
     check_invariants(dataset)
 
 
@@ -170,6 +170,18 @@ def test_neorl_done_is_termination_if_shorter_than_the_horizon(tmp_path: Path) -
     path = write_npz(tmp_path / "log.npz", neorl(log, index=np.array([0, 6, 16, 20])))
     assert load(f"neorl:{path}", task).hash == expected.hash
     assert load(write_npz(tmp_path / "noindex.npz", neorl(log)), task).hash == expected.hash
+
+
+def test_neorls_timeouts_are_left_out_of_the_worlds_data(tmp_path: Path) -> None:
+    """As in the published runs, though their successor is stored. The agent has them."""
+    log = make_log([6, 1000, 4], state_size=12, action_size=3)
+    arrays = neorl(log, index=np.array([0, 6, 1006]))
+    dataset = load(write_npz(tmp_path / "log.npz", arrays), "neorl/hopper")
+    assert np.asarray(dataset.tape.terminated).nonzero()[0].tolist() == [5, 1007 + 4]
+    timeout = 7 + 999
+    assert dataset.transitions == 1010 and dataset.histories.length.tolist() == [6, 1000, 4]
+    assert np.setdiff1d(np.arange(6), dataset.world_rows).size == 0
+    assert timeout not in dataset.world_rows and len(dataset.world_rows) == 1009
 
 
 def test_neorl_index_ends_episodes_that_are_not_done(tmp_path: Path) -> None:

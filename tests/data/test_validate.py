@@ -203,11 +203,16 @@ def test_short_episodes() -> None:
     assert (empty.severity, empty.row) == ("warning", 6)
 
 
-def test_terminal_steps_without_successors_are_missed() -> None:
+def test_terminal_steps_alone_are_no_data_for_a_world() -> None:
+    found = findings_of(make_log([1, 1, 1]), small_task(), successors=False)
+    assert "3 of 3 episodes have no step" in next(f for f in found if f.severity == "error").message
+
+
+def test_terminal_steps_without_successors_are_noted() -> None:
     found = findings_of(make_log(LENGTHS), small_task(), successors=False)
     finding = only(found)
-    assert (finding.severity, finding.key, finding.row) == ("warning", "terminals", 29)
-    assert "2 rows terminal" in finding.message
+    assert (finding.severity, finding.key, finding.row) == ("note", "terminals", 29)
+    assert "2 rows terminal" in finding.message and "the agent learns" in finding.message
 
 
 # --------------------------------------------------------------------- the task's own rule

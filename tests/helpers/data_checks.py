@@ -21,7 +21,6 @@ def check_invariants(dataset: Dataset) -> None:
     for values in (state, action, tape.reward):
         assert np.isfinite(values).all()
     assert tape.start[0]
-    assert np.asarray(tape.real).all()
     assert tape.penalty is None
 
     first, length = dataset.bounds
@@ -31,6 +30,11 @@ def check_invariants(dataset: Dataset) -> None:
     assert not action[final].any()
     assert not tape.reward[final].any()
     assert not tape.terminated[final].any()
+
+    unknown = np.flatnonzero(~np.asarray(tape.real))  # where terminal steps led, if not stored
+    assert np.isin(unknown, final).all() and np.asarray(tape.terminated)[unknown - 1].all()
+    np.testing.assert_array_equal(state[unknown], state[unknown - 1])
+    assert not np.isin(unknown - 1, dataset.world_rows).any()
 
     steps = np.setdiff1d(np.arange(rows), final)
     if isinstance(task.actions, DiscreteActions):

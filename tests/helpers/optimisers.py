@@ -8,8 +8,23 @@ import optax
 
 
 def steps_made(optimiser: optax.OptState) -> int:
-    """Steps that Adam has counted."""
-    return int(optax.tree.get(optimiser, "count", filtering=_of("ScaleByAdamState")))
+    """Steps that Adam has counted, of every part alike."""
+    counts = optax.tree.get_all_with_path(optimiser, "count", filtering=_of("ScaleByAdamState"))
+    (steps,) = {int(count) for _, count in counts}
+    return steps
+
+
+def first_moments(optimiser: optax.OptState) -> Any:
+    """Adam's first moments, those of the parts put together in the network's structure."""
+
+    def masked(leaf: Any) -> bool:
+        return isinstance(leaf, optax.MaskedNode)
+
+    moments = [moment for _, moment in optax.tree.get_all_with_path(optimiser, "mu")]
+    whole = moments[0]
+    for other in moments[1:]:
+        whole = jax.tree.map(lambda a, b: b if masked(a) else a, whole, other, is_leaf=masked)
+    return whole
 
 
 def with_rates_at(optimiser: optax.OptState, step: int) -> optax.OptState:

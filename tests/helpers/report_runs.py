@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from neubay.config import VARIANTS, TrainConfig, preset, updated
+from neubay.config import VARIANTS, Facts, TrainConfig, known, preset, settle, updated
 
 
 def make_run(
@@ -26,9 +26,11 @@ def make_run(
 ) -> Path:
     """A run whose score rises to `score`, and whose critic promises `promised` at the end."""
     config: TrainConfig = preset("cpu")
-    for change in (VARIANTS[variant], {"seed": seed}, changes or {}):
+    begun = {"seed": seed, "agent": {"steps": 16_000}}
+    for change in (VARIANTS[variant], begun, changes or {}):
         config = updated(config, change)
-    steps, evaluations = config.agent.steps, 10
+    config = settle(config, Facts(horizon=1000, reward_rms=1.0))
+    steps, evaluations = known(config.agent.steps), 10
     rng = np.random.default_rng([seed, rows])
     directory.mkdir(parents=True)
     world = directory / "world"

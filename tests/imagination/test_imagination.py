@@ -128,9 +128,11 @@ class Scene(NamedTuple):
     member: np.ndarray
 
 
-def make_scene(dataset: Dataset, seed: int = 0, start: Any = "any", count: int = ROLLOUTS) -> Scene:
+def make_scene(
+    dataset: Dataset, seed: int = 0, initial: float = 0.0, count: int = ROLLOUTS
+) -> Scene:
     rng = np.random.default_rng(seed)
-    prefix = imagination.draw_histories(rng, dataset.histories, count, start)
+    prefix = imagination.draw_histories(rng, dataset.histories, count, initial)
     member = imagination.draw_members(rng, count, 6)
     return Scene(prefix, imagination.branch(dataset, prefix), member)
 
@@ -380,7 +382,7 @@ def test_a_history_that_is_a_whole_episode_gives_no_step(dataset: Dataset, world
 
 @pytest.mark.slow
 def test_starting_at_the_initial_state_reads_no_history(dataset: Dataset, world: ToyWorld) -> None:
-    scene = make_scene(dataset, start="initial")
+    scene = make_scene(dataset, initial=1.0)
     assert not scene.prefix.length.any() and not len(scene.branches.history.start)
     assert set(scene.prefix.first) <= set(dataset.histories.first)
     rollouts = imagination.imagine(
@@ -408,6 +410,20 @@ def test_histories_are_uniform_over_time_steps_not_episodes() -> None:
     step = np.where(drawn.first == 0, drawn.length, 3 + drawn.length)
     counts = np.bincount(step, minlength=18)
     assert len(counts) == 18 and abs(counts - 1000).max() < 5 * math.sqrt(1000)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.25, 1.0])
+def test_a_share_of_the_histories_is_empty(share: float) -> None:
+    """On top of those that the draw over all time steps gives, every episode as likely."""
+    histories = Prefix(np.array([0, 1001, 2002]), np.array([1000, 1000, 1000]))
+    drawn = imagination.draw_histories(np.random.default_rng(0), histories, 6000, share)
+    expected = share * 6000 + (1 - share) * 6000 / 1001
+    empty = drawn.length == 0
+    assert abs(empty.sum() - expected) < 5 * math.sqrt(expected - share * 6000 + 1)
+    assert (np.diff(drawn.length) <= 0).all()
+    if share:
+        counts = np.array([(drawn.first[empty] == first).sum() for first in histories.first])
+        assert abs(counts - empty.sum() / 3).max() < 5 * math.sqrt(empty.sum() / 3)
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,8 +4,10 @@ published size."""
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,10 +18,10 @@ import pytest
 from neubay import agents, published
 from neubay.agents import redq
 from neubay.commands.options import NamedDataset, TaskFlags, TrainSettings, train_defaults
-from neubay.config import AgentConfig, TrainConfig
+from neubay.config import AgentConfig, TrainConfig, preset
 from neubay.data.dataset import Dataset
-from neubay.experience import tape_rows
-from neubay.replay import sample_data
+from neubay.experience import batch_shape
+from neubay.replay import BatchShape, sample_data
 from neubay.tape import Tape
 from neubay.tasks import Task, get_task
 from neubay.world.training import Recipe, initialise, member_keys
@@ -82,7 +84,14 @@ LOCOMOTION: dict[str, Any] = {
         "validation_max": 1000,
         "quantifier": "disagreement",
     },
-    "rollout": {"rollouts": 100, "zeta": 1.0, "penalty": 0.0, "horizon": None},
+    "rollout": {
+        "rollouts": 100,
+        "zeta": 1.0,
+        "penalty": 0.0,
+        "horizon": None,
+        "start": "any",
+        "initial_share": 0.0,
+    },
     "agent": {
         "memory_layers": 2,
         "memory_size": 128,
@@ -102,6 +111,10 @@ LOCOMOTION: dict[str, Any] = {
         "updates_per_row": 0.05,
         "buffer": 40_000_000,
         "tape": 2048,
+        "memory": "lru",
+        "standardise": False,
+        "value_unit": 1.0,
+        "window": None,
     },
     "evaluation": {"evaluations": 100, "episodes": 20},
 }
@@ -158,6 +171,15 @@ def test_the_preset_carries_the_published_settings(name: str) -> None:
         assert {key: values[section][key] for key in expected} == expected
 
 
+def test_the_page_of_settings_has_the_published_defaults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", page, flags=re.MULTILINE)
+    paper = preset("paper").model_dump()
+    assert len(shown) > 10
+    for section, name, value in shown:
+        assert str(paper[section][name]) == value
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_world_has_the_published_size(name: str) -> None:
     task, config = task_of(name), paper_config(name)
@@ -204,7 +226,7 @@ def test_gradient_steps_at_the_published_size(
     agent = agents.make(
         task.state_size, task.actions.size, task.actions.kind, structure(names[0])[2]
     )
-    tapes = made_up_tapes(task, tape_rows(task, config))
+    tapes = made_up_tapes(task, batch_shape(task, config).rows)
     take_step = compiled_step(agent)
     for eta_phi, kappa in dict.fromkeys(SETTINGS[name][:2] for name in names):
         numbers = {"encoder_lr": eta_phi, "kappa": kappa}
@@ -255,7 +277,7 @@ def made_up_tapes(task: Task, rows: int) -> Tape:
         states[1:],
         task=task,
     )
-    tapes = sample_data(dataset, rng, STEPS, rows)
+    tapes = sample_data(dataset, rng, STEPS, BatchShape(rows))
     assert tapes.state.shape == (STEPS, rows, task.state_size)
     return tapes._replace(real=rng.random((STEPS, rows)) < 0.5)
 

@@ -138,7 +138,7 @@ def test_a_resumed_stretch_counts_as_it_was_done_last(tmp_path: Path) -> None:
         ("run.json", "[1]", "expected a JSON object"),
         ("run.json", "{}", "damaged, or of another version"),
         ("run.json", '{"kind": "bandit"}', "'neubay bandit report' shows those"),
-        ("run.json", '{"layout": 99}', "layout 99, this version of neubay reads up to 3"),
+        ("run.json", '{"layout": 99}', "layout 99, this version of neubay reads up to 4"),
         ("run.json", '{"config": {"seed": 0}, "dataset": {"name": "x"}}', "damaged"),
         ("summary.json", '{"environment": 3}', "damaged, or of another version"),
         (
@@ -271,6 +271,49 @@ def test_a_world_that_is_gone_is_told(tmp_path: Path) -> None:
     assert found[title].kind == "fact" and str(directory / "world") in found[title].text
     (directory / "world.json").unlink()
     assert title not in titles(directory), "there is none yet"
+
+
+LEARNED = {
+    "ends": 1483,
+    "precision": 0.97,
+    "recall": 0.96,
+    "false_alarms": 4e-4,
+    "false_alarms_apart": 2e-5,
+    "rate": 0.0145,
+    "rate_imagined": 0.0146,
+    "survival": {
+        "steps": [1, 10, 100],
+        "data": [1.0, 0.9, 0.4],
+        "recorded": [1.0, 0.9, 0.39],
+        "imagined": [1.0, 0.89, 0.4],
+    },
+}
+
+
+def test_learned_ends_are_told_and_drawn(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert "What ends an episode was learned" not in titles(run)
+    about = run / "world" / "world.json"
+    about.write_text(json.dumps({"termination": LEARNED}))
+    assert titles(run)["What ends an episode was learned"] == "fact"
+    (text,) = (n.text for n in findings(records.read(run)) if "was learned" in n.title)
+    assert "1,483 ends" in text and "precision 97.0%" in text and "ends 1% of rollouts" in text
+    names = [picture.name for picture in page.run_pictures(records.read(run))]
+    assert names.index("survival") == names.index("uncertainty") + 1
+    about.write_text(json.dumps({"termination": LEARNED | {"false_alarms_apart": 1e-3}}))
+    assert titles(run)["Learned ends come too often"] == "warning"
+    # What is not as it should be is not shown, and stops nothing.
+    for part, wrong in (
+        ("precision", "high"),
+        ("rate", 7),
+        ("survival", {"steps": [1]}),
+        ("survival", LEARNED["survival"] | {"data": [1.0]}),
+        ("survival", LEARNED["survival"] | {"steps": [0, 1, 2]}),
+    ):
+        about.write_text(json.dumps({"termination": LEARNED | {part: wrong}}))
+        assert records.read(run).termination is None
+    about.write_text("[]")
+    assert records.read(run).termination is None
 
 
 def test_without_an_environment_the_posterior_speaks(tmp_path: Path) -> None:
@@ -413,7 +456,7 @@ def test_sensitivity_tables(many: list[records.RunRecord]) -> None:
     assert [cell.shade for cell in zeta.rows[0].cells] == [0, -3]
     assert [cell.shade for cell in grids["sensitivity_memory"].rows[0].cells] == [0, -1]
     panels = sweeps.curve_panels(arrange(many), "agent.encoder_lr")
-    assert list(panels["mine"]) == ["η_φ = 1e-05", "η_φ = 0.0003"]
+    assert list(panels["mine"]) == ["η_φ = 1e-05", "η_φ = 3e-05"]
     assert not sweeps.curve_panels(arrange(many), "agent.kappa")
 
 
@@ -425,14 +468,14 @@ def test_a_group_looks_the_same_in_every_figure(many: list[records.RunRecord]) -
     groups = datasets[1].groups
     overview = figures.overview_figure(groups, shared)
     legend = [text.get_text() for text in sweep.legends[0].get_texts()]
-    assert legend == ["η_φ = 1e-05", "η_φ = 0.0003"], "the setting by name and value"
+    assert legend == ["η_φ = 1e-05", "η_φ = 3e-05"], "the setting by name and value"
     assert [text.get_text() for text in overview.legends[0].get_texts()] == [
         group.label for group in groups
     ]
     drawn = {line.get_label(): line.get_color() for line in sweep.axes[0].lines}
     for axes in overview.axes:
         seen = {line.get_label(): line.get_color() for line in axes.lines}
-        assert seen["neubay"] == drawn["η_φ = 0.0003"]
+        assert seen["neubay"] == drawn["η_φ = 3e-05"]
         assert seen["neubay, η_φ = 1e-05"] == drawn["η_φ = 1e-05"]
     several = figures.line_styles([str(number) for number in range(len(figures.LINE_STYLES))])
     assert len({str(line_style) for line_style in several.values()}) == len(several)
@@ -553,6 +596,44 @@ def test_a_report_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     page.paper_tables("antmaze").save(out)
     assert {path.stem for path in (out / "tables").iterdir()} == {"antmaze", "own"}
     assert kept.exists() and own.exists(), "what no report wrote stays"
+
+
+def test_a_report_replaces_nothing_that_is_not_a_report(tmp_path: Path) -> None:
+    shown, site, out = page.paper_tables("ablations"), tmp_path / "site", tmp_path / "out"
+    for name in ("index.html", f"tables/{shown.grids[0].name}.md", page.LIST):
+        path = site / name
+        path.parent.mkdir(parents=True)
+        path.write_text("mine", encoding="utf-8")
+        with pytest.raises(NeubayError, match="no report wrote it"):
+            shown.save(site)
+        assert [p for p in site.rglob("*") if p.is_file()] == [path], "nothing is left behind"
+        assert path.read_text(encoding="utf-8") == "mine"
+        shutil.rmtree(site)
+    shown.save(out)
+    secret = tmp_path / "secret.html"
+    secret.write_text("mine", encoding="utf-8")
+    (out / "index.html").unlink()
+    (out / "index.html").symlink_to(secret)
+    with pytest.raises(NeubayError, match="is a link"):
+        shown.save(out)
+    (out / "index.html").unlink()
+    (out / "tables").rename(tmp_path / "elsewhere")
+    (out / "tables").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NeubayError, match="is a link"):
+        shown.save(out)
+    assert secret.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_copied_run_is_left_out_and_the_others_are_shown(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"s{seed}", seed=seed, rows=10) for seed in range(2)]
+    shutil.copytree(runs[0], tmp_path / "copy")
+    (tmp_path / "copy" / "summary.json").unlink()
+    left_out: list[str] = []
+    found = records.read_all([tmp_path / "copy", *runs], left_out)
+    assert sorted(run.name for run in found) == ["s0", "s1"], "the finished one is kept"
+    assert len(left_out) == 1 and f"seed (0) as {runs[0]}" in left_out[0]
+    (data,) = arrange(found)
+    assert len(data.groups[0].runs) == 2
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from helpers.faults import stop_at, train
 from helpers.small_runs import outcome, swings, tiny
 from neubay.config import TrainConfig
 from neubay.data.dataset import Dataset
-from neubay.runs import checkpoints
+from neubay.runs import checkpoints, signals
 from neubay.runs.signals import Stopped
 from neubay.tasks import get_task
 
@@ -29,6 +29,12 @@ def config() -> TrainConfig:
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the worlds of these runs are, so that each is trained once."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to reach a safe point, and must not end the tests."""
+    monkeypatch.setattr(signals, "GRACE", 200.0)
 
 
 @pytest.fixture(autouse=True)

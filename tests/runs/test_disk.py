@@ -16,8 +16,10 @@ from helpers.faults import (
     stop_at,
     train,
 )
+from helpers.report_runs import make_run
 from helpers.small_runs import outcome
 from neubay import world
+from neubay.cli import main
 from neubay.config import TrainConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError
@@ -106,6 +108,54 @@ def test_an_unwritable_directory_is_refused_before_any_work(
             world.fit(data, config.world, 7, directory=locked / "world")
     assert not list(locked.iterdir())
     tally(3, "refused before any work, with the system's reason")
+
+
+# Nor may that user read the session's compiled programs: JAX says so, and compiles.
+@pytest.mark.filterwarnings("ignore:.*persistent compilation cache:UserWarning")
+@pytest.mark.faults("a finished run on a disk that cannot be written")
+def test_a_finished_run_is_shown_where_nothing_can_be_written(
+    data: Dataset, config: TrainConfig, tmp_path: Path, tally: Tally
+) -> None:
+    result = train(data, config, tmp_path / "run")
+    before = saved(tmp_path / "run")
+    for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    with _open_to_others(tmp_path), _without_privileges():
+        if os.access(tmp_path / "run", os.W_OK, effective_ids=True):
+            pytest.skip("this user may write anywhere")
+        assert train(data, config, tmp_path / "run").summary == result.summary
+        with pytest.raises(RunError, match="of another run"):
+            train(data, config.model_copy(update={"seed": 7}), tmp_path / "run")
+    assert saved(tmp_path / "run") == before
+    tally(1, "its result is given back, nothing is touched")
+
+
+@contextlib.contextmanager
+def _open_to_others(folder: Path) -> Iterator[None]:
+    """Folders of tests are closed to other users."""
+    modes = {place: place.stat().st_mode for place in (folder, *folder.parents)}
+    modes = {place: mode for place, mode in modes.items() if not mode & 0o001}
+    for place in modes:
+        place.chmod(0o755)
+    yield
+    for place, mode in modes.items():
+        place.chmod(mode)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_message_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", rows=10)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.json")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", "runs", str(run), "--out", str(tmp_path / "out.json")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: out.json: No space left on device\n"
 
 
 @contextlib.contextmanager

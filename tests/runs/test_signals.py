@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_a_command_that_is_terminated_says_how_to_resume_and_does(
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     asked = ["train", "pendulum", "--config", str(tmp_path / "tiny.yaml")]
-    asked += ["--out", str(tmp_path / "run")]
+    asked += ["--out", str(tmp_path / "run"), "--no-select"]
     metrics, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 200
     with start(asked) as running:
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < patience:
@@ -144,3 +145,35 @@ def test_a_second_signal_stops_at_once() -> None:
             assert inner() == outer() == signal.SIGTERM
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.faults("SIGTERM in a computation that does not end")
+def test_sigterm_does_not_wait_for_a_long_computation(tmp_path: Path, tally: Tally) -> None:
+    code = """
+import os, signal, sys, time
+from neubay.runs import signals
+signals.GRACE = 0.2
+with signals.deferred_signals():
+    os.kill(os.getpid(), signal.SIGTERM)
+    with signals.uncut():
+        time.sleep(2)
+        open(sys.argv[1], "w").write("whole")
+    time.sleep(100)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert "the same command resumes" in ended.stderr and ended.stderr.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "whole"
+    tally(1, "ends after a grace; what was being written is whole")
+
+
+def test_no_watch_outlives_its_block() -> None:
+    begun = threading.active_count()
+    for _ in range(3):
+        with deferred_signals():
+            assert threading.active_count() > begun
+    end = time.monotonic() + 10
+    while threading.active_count() > begun and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() == begun and signal.set_wakeup_fd(-1) == -1

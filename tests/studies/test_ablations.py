@@ -55,7 +55,7 @@ def test_arms_differ_from_the_main_one_in_the_named_choice_alone(over: Over) -> 
         "N": {"world.members"},
         "lambda": {"rollout.penalty"},
         "horizon": {"rollout.horizon", "rollout.zeta"},
-        "memory": {"agent.memory", "agent.kappa"},
+        "memory": {"agent.memory", "agent.kappa", "agent.window"},
         "critic": {"agent.heads", "agent.target_heads", "rollout.zeta"},
         "layernorm": {"world.layer_norm"},
     }[over]
@@ -95,7 +95,8 @@ def test_the_markov_agents_kappa_is_chosen_anew(name: str, kappas: set[float]) -
 
 def test_a_reduced_posterior_shrinks_as_far_as_it_can() -> None:
     task = get_task("d4rl/hopper")
-    found = ablations.arms("N", preset("cpu"), task)
+    small = updated(preset("cpu"), {"world": {"pool": 12, "members": 10}})
+    found = ablations.arms("N", small, task)
     assert [arm.config.world.members for arm in found] == [10, 5]
     with pytest.raises(ConfigError, match="has 5 members, this one 4"):
         ablations.arms("N", updated(preset("cpu"), {"world": {"members": 4}}), task)

@@ -18,7 +18,7 @@ from neubay import evaluation, imagination, world
 from neubay.cli import main
 from neubay.config import updated
 from neubay.errors import RunError
-from neubay.experience import rollout_rules
+from neubay.experience import initial_share, rollout_rules
 from neubay.imagination import Ending
 from neubay.report.studies import bandit_figures, bandit_tables
 from neubay.runs import rundir
@@ -154,9 +154,9 @@ def test_rollouts_always_run_from_zero_to_the_horizon(fitted: FittedWorld, penal
     """Whatever the uncertainty of what the policy does."""
     data = bandit.collect_data(1)
     config = updated(bandit.settings("paper", 1, penalty), SMALL)
-    rules = rollout_rules(config.rollout, data.task, fitted)
+    rules = rollout_rules(config, data, fitted)
     rng = np.random.default_rng(0)
-    prefix = imagination.draw_histories(rng, data.histories, 8, config.rollout.start)
+    prefix = imagination.draw_histories(rng, data.histories, 8, initial_share(config.rollout))
     assert (prefix.length == 0).all()
     rollouts = imagination.imagine(
         fitted.world,

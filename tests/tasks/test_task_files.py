@@ -47,6 +47,13 @@ def test_termination_sees_actions_as_they_were_logged_and_can_be_compiled(tmp_pa
     assert task.termination(state[None], action[None], after[None]).tolist() == [ends]
 
 
+def test_termination_may_be_left_to_the_data(tmp_path: Path) -> None:
+    text = "name: x\nstate_size: 1\nactions: 3\nhorizon: 5\ntermination: learned\n"
+    task = read_task(written(tmp_path, text))
+    assert task.termination is None and task.learns_termination
+    assert not read_task(written(tmp_path, text.replace("learned", "null"))).learns_termination
+
+
 def test_discrete_actions_are_a_number(tmp_path: Path) -> None:
     text = "name: x\nstate_size: 1\nactions: 3\nhorizon: 5\ntermination: action[0] == 2\n"
     task = read_task(written(tmp_path, text))

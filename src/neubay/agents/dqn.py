@@ -20,23 +20,33 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
     Metrics,
     RecurrentAgent,
     bootstrapped,
     descend,
     init_optimiser,
+    mean_weights,
     mixture_weights,
     network_optimiser,
     q_metrics,
     transition_kinds,
+    warm_optimiser,
 )
 from neubay.agents.memory import Encoder, NoMemory
-from neubay.agents.networks import Head, RecurrentPolicy, generator, make_encoder, observe
-from neubay.config import AgentConfig
-from neubay.tape import AnyArray, Tape, agent_input
+from neubay.agents.networks import (
+    Head,
+    Histories,
+    RecurrentPolicy,
+    generator,
+    make_encoder,
+    read,
+)
+from neubay.config import AgentConfig, known
+from neubay.tape import Tape
 
 
 class QNetwork(eqx.Module):
@@ -46,18 +56,24 @@ class QNetwork(eqx.Module):
     head: Head
 
     def __init__(
-        self, state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
+        self,
+        state_size: int,
+        action_size: int,
+        config: AgentConfig,
+        *,
+        rng: np.random.Generator,
+        standardise: Standardiser | None = None,
     ):
-        self.encoder = make_encoder(state_size, action_size, config, rng=rng)
+        self.encoder = make_encoder(
+            state_size, action_size, config, rng=rng, standardise=standardise
+        )
         self.head = Head(
             self.encoder.width, config.width, config.head_depth, 1 + action_size, rng=rng
         )
 
-    def __call__(
-        self, observed: Float[Array, "rows into"], start: Bool[AnyArray, " rows"]
-    ) -> Float[Array, "rows a"]:
-        """Q(h_t, .) at every row of a tape."""
-        return self.values(self.encoder(observed, start))
+    def __call__(self, histories: Histories) -> Float[Array, "rows *slots a"]:
+        """Q(h_t, .) at every row that is learnt from, in units of the values."""
+        return self.values(histories.features(self.encoder))
 
     def values(self, features: Float[Array, "*rows width"]) -> Float[Array, "*rows a"]:
         """The dueling sum: the mean of Q over actions is V."""
@@ -86,7 +102,9 @@ class EpsilonGreedy(RecurrentPolicy):
             draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
             explore = draws[:, 0] < self.epsilon
             choice = jnp.where(explore, (draws[:, 1] * actions).astype(choice.dtype), choice)
-        return jax.nn.one_hot(choice, actions)
+        # The largest of values with a NaN among them is no choice, and must not look like one.
+        nothing = jnp.isnan(q).any(axis=-1, keepdims=True)
+        return jnp.where(nothing, jnp.nan, jax.nn.one_hot(choice, actions))
 
 
 class AgentState(NamedTuple):
@@ -105,8 +123,14 @@ class Agent(RecurrentAgent):
     def optimiser(self) -> optax.GradientTransformation:
         return network_optimiser(self.config, decay=self.config.decay_critic)
 
-    def init(self, key: PRNGKeyArray) -> AgentState:
-        network = QNetwork(self.state_size, self.action_size, self.config, rng=generator(key))
+    def init(self, key: PRNGKeyArray, constants: Standardiser | None = None) -> AgentState:
+        network = QNetwork(
+            self.state_size,
+            self.action_size,
+            self.config,
+            rng=generator(key),
+            standardise=constants or self.constants,
+        )
         return AgentState(
             network=network,
             target=jax.tree.map(jnp.copy, network),  # updates may overwrite both
@@ -117,18 +141,19 @@ class Agent(RecurrentAgent):
     def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
         """One gradient step on one tape."""
         config = self.config
-        inputs = agent_input(tape)
-        observed, start = observe(inputs), inputs.start
+        histories, tape = read(tape, self.burn_in)
         kinds = transition_kinds(tape)
-        weights = mixture_weights(kinds, config.kappa)
-        target_q = state.target(observed, start)
+        weights = mixture_weights(kinds, self.kappa)
+        target_q = state.target(histories)
 
-        def loss(network: QNetwork) -> tuple[Float[Array, ""], Float[Array, " rows"]]:
-            q = network(observed, start)
+        def loss(network: QNetwork) -> tuple[Float[Array, ""], Float[Array, "rows *slots"]]:
+            q = network(histories)
             greedy = jax.nn.one_hot(q.argmax(axis=-1), q.shape[-1])
-            target = bootstrapped(tape, (target_q * greedy).sum(axis=-1), config.gamma)
+            next_q = self.value_unit * (target_q * greedy).sum(axis=-1)
+            target = bootstrapped(tape, next_q, self.gamma) / self.value_unit
             taken = (q * tape.action).sum(axis=-1)
-            return weights @ optax.huber_loss(taken, target, delta=config.huber), taken
+            errors = optax.huber_loss(taken, target, delta=config.huber)
+            return jnp.vdot(weights, errors), taken
 
         (critic_loss, q), gradient = jax.value_and_grad(loss, has_aux=True)(state.network)
         network, optimiser, health = descend(
@@ -139,25 +164,56 @@ class Agent(RecurrentAgent):
             "epsilon": epsilon(config, state.step),
             "critic_gradient_norm": health.norm,
             "nonfinite_gradients": health.nonfinite,
-            **q_metrics(kinds, q),
+            **q_metrics(kinds, self.value_unit * q),
         }
         target = optax.incremental_update(network, state.target, config.polyak)
         return AgentState(network, target, optimiser, state.step + 1), metrics
+
+    def warm(self, state: AgentState) -> AgentState:
+        """The state at the beginning of a warm start, with an optimiser of its own."""
+        return state._replace(optimiser=init_optimiser(warm_optimiser(self.config), state.network))
+
+    def warmed(self, state: AgentState) -> AgentState:
+        """The state at its end: what the network has learned, and a fresh optimiser."""
+        return state._replace(
+            target=jax.tree.map(jnp.copy, state.network),
+            optimiser=init_optimiser(self.optimiser, state.network),
+        )
+
+    def warm_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
+        """Q of the data's actions learns the data's discounted returns."""
+        histories, tape = read(tape, self.burn_in)
+        kinds = transition_kinds(tape)
+        weights = mean_weights(kinds.real)
+        target = jnp.asarray(tape.target_reward) / self.value_unit
+
+        def loss(network: QNetwork) -> tuple[Float[Array, ""], Float[Array, "rows *slots"]]:
+            taken = (network(histories) * tape.action).sum(axis=-1)
+            errors = optax.huber_loss(taken, target, delta=self.config.huber)
+            return jnp.vdot(weights, errors), taken
+
+        (critic_loss, q), gradient = jax.value_and_grad(loss, has_aux=True)(state.network)
+        network, optimiser, _ = descend(
+            warm_optimiser(self.config), state.network, gradient, state.optimiser
+        )
+        metrics = {"critic_loss": critic_loss, **q_metrics(kinds, self.value_unit * q)}
+        return state._replace(network=network, optimiser=optimiser), metrics
 
     def policy(self, state: AgentState, deterministic: bool) -> EpsilonGreedy:
         """The greedy policy, or the one that explores as much as is due at this step."""
         return EpsilonGreedy(state.network, epsilon(self.config, state.step), deterministic)
 
     @partial(jax.jit, static_argnums=0)
-    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows"]:
+    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows *slots"]:
         """Q(h_t, a_t) at the tapes' own actions.
 
         A row that is no transition has no action, and its value means nothing.
         """
 
-        def one_tape(tape: Tape) -> Float[Array, " rows"]:
-            inputs = agent_input(tape)
-            return (state.network(observe(inputs), inputs.start) * tape.action).sum(axis=-1)
+        def one_tape(tape: Tape) -> Float[Array, "rows *slots"]:
+            histories, tape = read(tape, 0)
+            q = (state.network(histories) * tape.action).sum(axis=-1)
+            return self.value_unit * q
 
         return lax.map(one_tape, tapes)
 
@@ -165,6 +221,6 @@ class Agent(RecurrentAgent):
 def epsilon(config: AgentConfig, step: Int[Array, ""]) -> Float[Array, ""]:
     """Exploration: from 1 straight down to `epsilon_final` over the first `epsilon_share` of
     all gradient steps, and constant from there on."""
-    steps = config.epsilon_share * config.steps
+    steps = config.epsilon_share * known(config.steps)
     schedule = optax.linear_schedule(1.0, config.epsilon_final, transition_steps=steps)
     return schedule(step.astype(jnp.float32))

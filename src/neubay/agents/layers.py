@@ -1,4 +1,4 @@
-"""Layers that the agents' networks are built of: Linear, LayerNorm, and their activation.
+"""Layers that the agents' networks are built of: Linear, LayerNorm, and what standardises inputs.
 
 Weights are drawn by NumPy: a JAX generator would take longer to compile than all of them take to
 draw.
@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+from neubay.tape import AnyArray
 
 
 def float32(array: np.ndarray) -> Float[Array, "*shape"]:
@@ -72,11 +74,47 @@ def _unit_variance(x: Float[Array, "*batch features"]) -> Float[Array, "*batch f
     return x * lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
 
 
-def layer_norm(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """Zero mean and unit variance over the last axis, without trained scale and shift."""
-    return _unit_variance(_centred(x))
+class LayerNorm(eqx.Module):
+    """Zero mean and unit variance over the last axis, then a trained scale and shift."""
+
+    scale: Float[Array, "*stack features"]
+    shift: Float[Array, "*stack features"]
+
+    def __init__(self, features: int):
+        self.scale = float32(np.ones(features))
+        self.shift = float32(np.zeros(features))
+
+    def __call__(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+        return self.of_centred(_centred(x))
+
+    def of_centred(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+        """The same where the mean is zero already, as after `Linear.centred`."""
+        return _unit_variance(x) * self.scale + self.shift
+
+    def activate(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+        """LayerNorm -> leaky ReLU of the output of a centred Linear."""
+        return jax.nn.leaky_relu(self.of_centred(x))
 
 
-def activate(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """LayerNorm -> leaky ReLU of the output of a centred Linear."""
-    return jax.nn.leaky_relu(_unit_variance(x))
+LARGEST_INPUT = 10.0
+"""Standard deviations beyond which a standardised input is not told apart: a sensor that hardly
+moved in the data may move at any time, and must not drown the others."""
+
+
+class Standardiser(eqx.Module):
+    """(x - mean) / std of the agent's inputs (s_t, a_{t-1}, r_t), by constants of the data.
+
+    They are part of the network, so that they travel with agent, policy file and checkpoints; they
+    are not trained. Before an episode's first step there is no reward: it counts as the mean one.
+    """
+
+    mean: Float[Array, " into"]
+    std: Float[Array, " into"]
+
+    def __call__(
+        self, x: Float[Array, "*rows into"], start: Bool[AnyArray, "*rows"]
+    ) -> Float[Array, "*rows into"]:
+        mean, std = lax.stop_gradient((self.mean, self.std))
+        scaled = jnp.clip((x - mean) / std, -LARGEST_INPUT, LARGEST_INPUT)
+        reward = jnp.where(jnp.asarray(start), 0.0, scaled[..., -1])
+        return jnp.concatenate([scaled[..., :-1], reward[..., None]], axis=-1)

@@ -1,16 +1,19 @@
 """What agents share in learning: how rows are weighed, targets, the optimiser, and updates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from neubay.config import AgentConfig
+from neubay.agents.layers import Standardiser, float32
+from neubay.config import AgentConfig, known
 from neubay.tape import Tape, has_successor
 
 Metrics = dict[str, Float[Array, ""]]
@@ -20,18 +23,21 @@ Metrics = dict[str, Float[Array, ""]]
 
 
 class Kinds(NamedTuple):
-    """The transitions of a tape by origin. An episode's last row is none, and in neither."""
+    """The transitions of a tape by origin. An episode's last row is none, and in neither, and nor
+    is a row that is read without loss."""
 
-    real: Bool[Array, " rows"]
-    imagined: Bool[Array, " rows"]
+    real: Bool[Array, "rows *slots"]
+    imagined: Bool[Array, "rows *slots"]
 
 
 def transition_kinds(tape: Tape) -> Kinds:
     valid, real = jnp.asarray(has_successor(tape.start)), jnp.asarray(tape.real)
+    if tape.burn_in is not None:
+        valid = valid & ~jnp.asarray(tape.burn_in)
     return Kinds(real=valid & real, imagined=valid & ~real)
 
 
-def mixture_weights(kinds: Kinds, kappa: float | Float[Array, ""]) -> Float[Array, " rows"]:
+def mixture_weights(kinds: Kinds, kappa: float | Float[Array, ""]) -> Float[Array, "rows *slots"]:
     """Weights that make a sum over rows kappa * mean(real) + (1 - kappa) * mean(imagined).
 
     A kind of which the tape has no row contributes nothing.
@@ -39,18 +45,20 @@ def mixture_weights(kinds: Kinds, kappa: float | Float[Array, ""]) -> Float[Arra
     return kappa * mean_weights(kinds.real) + (1 - kappa) * mean_weights(kinds.imagined)
 
 
-def mean_weights(chosen: Bool[Array, " rows"]) -> Float[Array, " rows"]:
+def mean_weights(chosen: Bool[Array, "rows *slots"]) -> Float[Array, "rows *slots"]:
     """Weights that make a sum over rows the mean over the chosen ones; all zero if none is."""
     return chosen.astype(jnp.float32) / jnp.maximum(chosen.sum(dtype=jnp.float32), 1.0)
 
 
-def bootstrapped(tape: Tape, value: Float[Array, " rows"], gamma: float) -> Float[Array, " rows"]:
+def bootstrapped(
+    tape: Tape, value: Float[Array, "rows *slots"], gamma: float
+) -> Float[Array, "rows *slots"]:
     """y = r + gamma (1 - d) V(h'), from the value V(h) of every row.
 
     h' is the history one row on. Where that row is another episode's, y means nothing, and the
     row has no weight.
     """
-    next_value = jnp.roll(value, -1)
+    next_value = jnp.roll(value, -1, axis=0)
     reward = jnp.asarray(tape.target_reward)
     return reward + gamma * jnp.where(tape.terminated, 0.0, next_value)
 
@@ -81,24 +89,36 @@ class GradientHealth(NamedTuple):
 
 @cache  # one object for each configuration, so that `init_optimiser` compiles once
 def network_optimiser(config: AgentConfig, *, decay: bool) -> optax.GradientTransformation:
-    """Clipping and Adam, the encoder at eta_phi and the head at its own rate.
+    """Clipping and Adam, the encoder at eta_phi and the head at its own rate, each clipped by its
+    own norm.
 
     With `decay`, both rates fall along a cosine from full to zero over the training.
     """
 
     def descent(rate: float | Float[Array, ""]) -> optax.GradientTransformation:
-        return optax.scale_by_learning_rate(
-            optax.cosine_decay_schedule(rate, config.steps) if decay else rate
+        return optax.chain(
+            optax.clip_by_global_norm(config.clip_norm),
+            zero_nonfinite(),
+            optax.scale_by_adam(),
+            optax.scale_by_learning_rate(
+                optax.cosine_decay_schedule(rate, known(config.steps)) if decay else rate
+            ),
         )
 
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        zero_nonfinite(),
-        optax.scale_by_adam(),
-        optax.partition(
-            {"encoder": descent(config.encoder_lr), "head": descent(config.head_lr)}, _parts
-        ),
+    return optax.partition(
+        {"encoder": descent(config.encoder_lr), "head": descent(config.head_lr)}, _parts
     )
+
+
+WARM_RATE = 1e-3
+"""Learning rate of a warm start, of encoder and heads alike."""
+
+
+@cache
+def warm_optimiser(config: AgentConfig) -> optax.GradientTransformation:
+    """What a network learns from the data with, before the training."""
+    clipped = optax.clip_by_global_norm(config.clip_norm)
+    return optax.chain(clipped, zero_nonfinite(), optax.adam(WARM_RATE))
 
 
 @cache
@@ -152,7 +172,7 @@ def descend(
 # --- Updates -------------------------------------------------------------------------------------
 
 
-def q_metrics(kinds: Kinds, q: Float[Array, " rows"]) -> Metrics:
+def q_metrics(kinds: Kinds, q: Float[Array, "rows *slots"]) -> Metrics:
     """Sums of Q over the rows of each kind, and how many they are; `update` makes them means."""
     metrics = {}
     for kind, rows in kinds._asdict().items():
@@ -169,8 +189,47 @@ class RecurrentAgent:
     action_size: int
     config: AgentConfig
 
+    @property
+    def constants(self) -> Standardiser | None:
+        """What stands in for the data's constants until they are known; none where inputs are
+        taken as they are."""
+        if not self.config.standardise:
+            return None
+        into = self.state_size + self.action_size + 1
+        return Standardiser(float32(np.zeros(into)), float32(np.ones(into)))
+
+    @property
+    def burn_in(self) -> int:
+        """Rows at the top of a batch that only encoders read."""
+        return 0 if self.config.window is None else self.config.burn_in
+
+    @property
+    def gamma(self) -> float:
+        return known(self.config.gamma)
+
+    @property
+    def kappa(self) -> float | Float[Array, ""]:
+        return known(self.config.kappa)
+
+    @property
+    def value_unit(self) -> float:
+        return known(self.config.value_unit)
+
     def gradient_step(self, state: Any, tape: Tape) -> tuple[Any, Metrics]:
         """One gradient step on one tape."""
+        raise NotImplementedError
+
+    def warm(self, state: Any) -> Any:
+        """The state at the beginning of a warm start."""
+        return state
+
+    def warmed(self, state: Any) -> Any:
+        """The state at its end, where the training begins."""
+        return state
+
+    def warm_step(self, state: Any, tape: Tape) -> tuple[Any, Metrics]:
+        """One gradient step of a warm start. The batch has only the data, and its rewards less
+        their penalties are returns, after which nothing follows (`replay.sample_data`)."""
         raise NotImplementedError
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -181,7 +240,17 @@ class RecurrentAgent:
         `q_imagined` are means over rows, and NaN if no tape had such a row. The state passed
         in must not be used again: its memory is reused.
         """
-        state, metrics = lax.scan(self.gradient_step, state, tapes)
+        return self._steps(self.gradient_step, state, tapes)
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def warm_update(self, state: Any, tapes: Tape) -> tuple[Any, Metrics]:
+        """As `update`, on batches of the data alone that carry their discounted returns."""
+        return self._steps(self.warm_step, state, tapes)
+
+    def _steps(
+        self, step: Callable[[Any, Tape], tuple[Any, Metrics]], state: Any, tapes: Tape
+    ) -> tuple[Any, Metrics]:
+        state, metrics = lax.scan(step, state, tapes)
         means = {name: values.mean() for name, values in metrics.items()}
         for kind in Kinds._fields:
             if f"q_{kind}_sum" in means:

@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from neubay.agents.layers import Linear, activate, float32, layer_norm, matmul
+from neubay.agents.layers import LayerNorm, Linear, Standardiser, float32, matmul
 from neubay.tape import AnyArray
 
 Scan = Literal["sequential", "associative"]
@@ -187,46 +187,71 @@ class LRU(eqx.Module):
         radius = jnp.exp(-jnp.exp(self.nu_log))
         phase, gamma = jnp.exp(self.theta_log), jnp.exp(self.gamma_log)
         decay = Complex(radius * jnp.cos(phase), radius * jnp.sin(phase))
-        drive = Complex(matmul(x, self.b.real * gamma), matmul(x, self.b.imag * gamma))
-        memory = recur(decay, drive)
-        y = matmul(memory.real, self.c.real) - matmul(memory.imag, self.c.imag) + self.d * x
+        # One product for both halves: at small sizes two take longer.
+        b = jnp.concatenate([self.b.real * gamma, self.b.imag * gamma], axis=-1)
+        memory = recur(decay, Complex(*jnp.split(matmul(x, b), 2, axis=-1)))
+        c = jnp.concatenate([self.c.real, -self.c.imag], axis=0)
+        y = matmul(jnp.concatenate(memory, axis=-1), c) + self.d * x
         return memory, y
 
 
 class ResidualBlock(eqx.Module):
     """x + GLU(GELU(LRU(LayerNorm(x))))."""
 
+    norm: LayerNorm
     lru: LRU
     gate: Linear
 
     def __init__(self, width: int, hidden: int, *, rng: np.random.Generator):
+        self.norm = LayerNorm(width)
         self.lru = LRU(width, hidden, rng=rng)
         self.gate = Linear(width, 2 * width, rng=rng)
 
     def __call__(
         self, x: Float[Array, "*batch width"], recur: Callable[[Complex, Complex], Complex]
     ) -> tuple[Complex, Float[Array, "*batch width"]]:
-        memory, y = self.lru(layer_norm(x), recur)
+        memory, y = self.lru(self.norm(x), recur)
         value, gate = jnp.split(self.gate(jax.nn.gelu(y)), 2, axis=-1)
         return memory, x + value * jax.nn.sigmoid(gate)
 
 
 class Encoder(eqx.Module):
-    """Histories -> features: Linear -> LayerNorm -> leaky ReLU, then residual LRU blocks."""
+    """Histories -> features: Linear -> LayerNorm -> leaky ReLU, then residual LRU blocks.
 
+    With a `gate`, the features are the current state and, beside it, what memory adds, through a
+    gate that starts at zero: the agent begins as the Markov one, and memory enters where it helps.
+    """
+
+    standardise: Standardiser | None
     project: Linear
+    norm: LayerNorm
     blocks: tuple[ResidualBlock, ...]
+    gate: Float[Array, " width"] | None
+    states: int = eqx.field(static=True)  # how many of the inputs are the state
 
     def __init__(
-        self, into: int, width: int, hidden: int, layers: int, *, rng: np.random.Generator
+        self,
+        into: int,
+        width: int,
+        hidden: int,
+        layers: int,
+        *,
+        rng: np.random.Generator,
+        standardise: Standardiser | None = None,
+        gated_states: int = 0,
     ):
+        """`gated_states`: the state's size, if memory is to enter beside it; else 0."""
+        self.standardise = standardise
         self.project = Linear(into, width, rng=rng)
+        self.norm = LayerNorm(width)
         self.blocks = tuple(ResidualBlock(width, hidden, rng=rng) for _ in range(layers))
+        self.gate = float32(np.zeros(width)) if gated_states else None
+        self.states = gated_states
 
     @property
     def width(self) -> int:
         """Features that the encoder gives per row."""
-        return self.project.bias.shape[-1]
+        return self.project.bias.shape[-1] + self.states
 
     def initial(self, *batch: int) -> EncoderMemory:
         """The memory of an agent that has seen nothing."""
@@ -255,7 +280,7 @@ class Encoder(eqx.Module):
         def recur(layer: int, decay: Complex, drive: Complex) -> Complex:
             return linear_recurrence(decay, drive, start, memory[layer], scan)
 
-        return self._apply(inputs, recur)
+        return self._apply(inputs, start, recur)
 
     def step(
         self,
@@ -269,7 +294,7 @@ class Encoder(eqx.Module):
         def recur(layer: int, decay: Complex, drive: Complex) -> Complex:
             return advance(decay, memory[layer], drive, start)
 
-        return self._apply(inputs, recur)
+        return self._apply(inputs, start, recur)
 
     def recall(
         self,
@@ -303,13 +328,17 @@ class Encoder(eqx.Module):
     def _apply(
         self,
         inputs: Float[Array, "*rows into"],
+        start: Bool[Array, "*rows"],
         recur: Callable[[int, Complex, Complex], Complex],
     ) -> tuple[EncoderMemory, Float[Array, "*rows width"]]:
-        x = activate(self.project.centred()(inputs))
+        inputs = inputs if self.standardise is None else self.standardise(inputs, start)
+        x = self.norm.activate(self.project.centred()(inputs))
         memory = []
         for layer, block in enumerate(self.blocks):
             layer_memory, x = block(x, partial(recur, layer))
             memory.append(layer_memory)
+        if self.gate is not None:
+            x = jnp.concatenate([inputs[..., : self.states], self.gate * x], axis=-1)
         return tuple(memory), x
 
 
@@ -320,6 +349,7 @@ class NoMemory(eqx.Module):
     """
 
     width: int = eqx.field(static=True)
+    standardise: Standardiser | None = None
 
     def initial(self, *batch: int) -> EncoderMemory:
         return ()
@@ -327,6 +357,7 @@ class NoMemory(eqx.Module):
     def __call__(
         self, inputs: Float[Array, "*rows into"], start: Bool[AnyArray, "*rows"]
     ) -> Float[Array, "*rows width"]:
+        inputs = inputs if self.standardise is None else self.standardise(inputs, start)
         return inputs[..., : self.width]
 
     def step(
@@ -335,7 +366,7 @@ class NoMemory(eqx.Module):
         inputs: Float[Array, "*batch into"],
         start: Bool[AnyArray, "*batch"],
     ) -> tuple[EncoderMemory, Float[Array, "*batch width"]]:
-        return memory, inputs[..., : self.width]
+        return memory, self(inputs, start)
 
     def recall(
         self,

@@ -2,18 +2,20 @@
 
 import abc
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from neubay.agents.layers import Linear, activate, matmul
+from neubay.agents.layers import LayerNorm, Linear, Standardiser, matmul
 from neubay.agents.memory import Encoder, EncoderMemory, NoMemory
 from neubay.config import AgentConfig
-from neubay.tape import AgentInput, AnyArray
+from neubay.tape import AgentInput, AnyArray, Tape, agent_input, slice_rows
 
 LOG_SIGMA_RANGE = (-5.0, 2.0)
 
@@ -30,25 +32,58 @@ def observe(inputs: AgentInput) -> Float[Array, "*rows into"]:
     )
 
 
+@dataclass(frozen=True)
+class Histories:
+    """A batch as encoders read it: all rows, the first only to bring the memory up to date."""
+
+    observed: Float[Array, "rows *slots into"]
+    start: Bool[AnyArray, "rows *slots"]
+    burn_in: int
+
+    def features(self, encoder: "Encoder | NoMemory") -> Float[Array, "learnt *slots width"]:
+        """Features of the rows that are learnt from."""
+        return encoder(self.observed, self.start)[self.burn_in :]
+
+
+def read(tape: Tape, burn_in: int) -> tuple[Histories, Tape]:
+    """The histories of a batch, and its rows that are learnt from: those below the burn-in."""
+    inputs = agent_input(tape)
+    return Histories(observe(inputs), inputs.start, burn_in), slice_rows(tape, burn_in)
+
+
 def make_encoder(
-    state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
+    state_size: int,
+    action_size: int,
+    config: AgentConfig,
+    *,
+    rng: np.random.Generator,
+    standardise: Standardiser | None = None,
 ) -> Encoder | NoMemory:
     """phi, the encoder of histories; for the Markov agent, the state itself."""
     if config.memory == "none":
-        return NoMemory(state_size)
-    into = state_size + action_size + 1
-    return Encoder(into, config.width, config.memory_size, config.memory_layers, rng=rng)
+        return NoMemory(state_size, standardise)
+    return Encoder(
+        state_size + action_size + 1,
+        config.width,
+        config.memory_size,
+        config.memory_layers,
+        rng=rng,
+        standardise=standardise,
+        gated_states=state_size if config.memory == "gated" else 0,
+    )
 
 
 class Head(eqx.Module):
     """`depth` blocks Linear -> LayerNorm -> leaky ReLU, then a Linear."""
 
     layers: tuple[Linear, ...]
+    norms: tuple[LayerNorm, ...]
     out: Linear
 
     def __init__(self, into: int, width: int, depth: int, out: int, *, rng: np.random.Generator):
         sizes = [into] + [width] * (depth - 1)
         self.layers = tuple(Linear(size, width, rng=rng) for size in sizes)
+        self.norms = tuple(LayerNorm(width) for _ in sizes)
         self.out = Linear(width, out, rng=rng)
 
     def __call__(self, x: Float[Array, "*rows into"]) -> Float[Array, "*rows out"]:
@@ -56,9 +91,9 @@ class Head(eqx.Module):
 
     def after_first(self, x: Float[Array, "*rows width"]) -> Float[Array, "*rows out"]:
         """The rest of the head, from the output of its first Linear, centred."""
-        x = activate(x)
-        for layer in self.layers[1:]:
-            x = activate(layer.centred()(x))
+        x = self.norms[0].activate(x)
+        for layer, norm in zip(self.layers[1:], self.norms[1:], strict=True):
+            x = norm.activate(layer.centred()(x))
         return self.out(x)
 
 
@@ -99,22 +134,55 @@ class Actor(eqx.Module):
     head: Head
 
     def __init__(
-        self, state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
+        self,
+        state_size: int,
+        action_size: int,
+        config: AgentConfig,
+        *,
+        rng: np.random.Generator,
+        standardise: Standardiser | None = None,
     ):
-        self.encoder = make_encoder(state_size, action_size, config, rng=rng)
+        self.encoder = make_encoder(
+            state_size, action_size, config, rng=rng, standardise=standardise
+        )
         self.head = Head(
             self.encoder.width, config.width, config.head_depth, 2 * action_size, rng=rng
         )
 
-    def __call__(
-        self, observed: Float[Array, "rows into"], start: Bool[AnyArray, " rows"]
-    ) -> TanhGaussian:
-        """The policy at every row of a tape."""
-        return self.distribution(self.encoder(observed, start))
+    def __call__(self, histories: Histories) -> TanhGaussian:
+        """The policy at every row that is learnt from."""
+        return self.distribution(histories.features(self.encoder))
 
     def distribution(self, features: Float[Array, "*rows width"]) -> TanhGaussian:
         mean, log_sigma = jnp.split(self.head(features), 2, axis=-1)
         return TanhGaussian(mean, jnp.clip(log_sigma, *LOG_SIGMA_RANGE))
+
+
+LARGEST_ACTION = 1 - 1e-3
+"""Actions are clipped to this before atanh, which is infinite at 1."""
+
+
+class Imitation(NamedTuple):
+    """How well a policy fits actions, weighted over rows."""
+
+    squared_error: Float[Array, ""]
+    log_likelihood: Float[Array, ""]
+
+    @property
+    def loss(self) -> Float[Array, ""]:
+        return self.squared_error - self.log_likelihood
+
+
+def imitation(
+    policy: TanhGaussian, action: Float[AnyArray, "*rows a"], weights: Float[Array, "*rows"]
+) -> Imitation:
+    """The mode of the policy, which is what evaluation uses, is fitted to the actions by least
+    squares; sigma around it by maximum likelihood, so that samples are as spread as the data is.
+    """
+    u = jnp.arctanh(jnp.clip(action, -LARGEST_ACTION, LARGEST_ACTION))
+    around_mode = TanhGaussian(lax.stop_gradient(policy.mean), policy.log_sigma)
+    error = ((policy.mode() - action) ** 2).sum(axis=-1)
+    return Imitation(jnp.vdot(weights, error), jnp.vdot(weights, around_mode.log_prob(u)))
 
 
 class Critic(eqx.Module):
@@ -124,9 +192,17 @@ class Critic(eqx.Module):
     head: Head  # its leaves have the heads as their leading axis
 
     def __init__(
-        self, state_size: int, action_size: int, config: AgentConfig, *, rng: np.random.Generator
+        self,
+        state_size: int,
+        action_size: int,
+        config: AgentConfig,
+        *,
+        rng: np.random.Generator,
+        standardise: Standardiser | None = None,
     ):
-        self.encoder = make_encoder(state_size, action_size, config, rng=rng)
+        self.encoder = make_encoder(
+            state_size, action_size, config, rng=rng, standardise=standardise
+        )
         into = self.encoder.width + action_size
 
         heads = [
@@ -138,15 +214,15 @@ class Critic(eqx.Module):
         self.head = eqx.tree_at(lambda head: (head.out.weight, head.out.bias), stacked, out)
 
 
-def q_embed(head: Head, features: Float[Array, "rows width"]) -> Float[Array, "rows units"]:
+def q_embed(head: Head, features: Float[Array, "*rows width"]) -> Float[Array, "*rows units"]:
     """What the features give to a critic head's first Linear, whatever the action."""
     first = head.layers[0].centred()
     return matmul(features, first.weight[: features.shape[-1]]) + first.bias
 
 
 def q_value(
-    head: Head, embedded: Float[Array, "rows units"], action: Float[AnyArray, "rows a"]
-) -> Float[Array, " rows"]:
+    head: Head, embedded: Float[Array, "*rows units"], action: Float[AnyArray, "*rows a"]
+) -> Float[Array, "*rows"]:
     """Q(h_t, a) of one head, from `q_embed` of the features."""
     from_action = head.layers[0].centred().weight[-action.shape[-1] :]
     return head.after_first(embedded + matmul(jnp.asarray(action), from_action))[..., 0]

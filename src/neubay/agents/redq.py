@@ -8,9 +8,10 @@ A batch is a tape. Every loss is a weighted mean over its transitions, kappa for
     L_actor  = alpha log pi(a~ | h) - mean over heads of Q(h, a~)
     L_alpha  = -alpha (log pi(a~ | h) + target entropy)
 
-where a~ ~ pi(h), a' ~ pi(h') and M is a random subset of the target heads. Each network runs over
-the tape once: the action sampled at row t is the a~ of row t and the a' of row t - 1, and the
-critic's features serve both Q(h, a) and Q(h, a~).
+where a~ ~ pi(h), a' ~ pi(h') and M is a random subset of the target heads. The actor runs over the
+tape once: the action sampled at row t is the a~ of row t and the a' of row t - 1. The critic steps
+first, and the new one judges a~. The heads' outputs are values in units of `value_unit`, and so is
+the error beyond which Huber's loss is linear.
 """
 
 import math
@@ -22,32 +23,39 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
+    GradientHealth,
     Metrics,
     RecurrentAgent,
     alpha_optimiser,
     bootstrapped,
     descend,
     init_optimiser,
+    mean_weights,
     mixture_weights,
     network_optimiser,
     q_metrics,
     transition_kinds,
+    warm_optimiser,
 )
 from neubay.agents.networks import (
     Actor,
     Critic,
     GaussianPolicy,
     Head,
+    Histories,
+    Imitation,
     generator,
-    observe,
+    imitation,
     q_embed,
     q_value,
+    read,
 )
 from neubay.config import AgentConfig
-from neubay.tape import AnyArray, Tape, agent_input
+from neubay.tape import AnyArray, Tape
 
 
 class AgentState(NamedTuple):
@@ -78,11 +86,13 @@ class Agent(RecurrentAgent):
     def alpha_optimiser(self) -> optax.GradientTransformation:
         return alpha_optimiser(self.config)
 
-    def init(self, key: PRNGKeyArray) -> AgentState:
+    def init(self, key: PRNGKeyArray, constants: Standardiser | None = None) -> AgentState:
         key, weights_key = jax.random.split(key)
         rng = generator(weights_key)
-        actor = Actor(self.state_size, self.action_size, self.config, rng=rng)
-        critic = Critic(self.state_size, self.action_size, self.config, rng=rng)
+        sizes = self.state_size, self.action_size, self.config
+        constants = constants or self.constants
+        actor = Actor(*sizes, rng=rng, standardise=constants)
+        critic = Critic(*sizes, rng=rng, standardise=jax.tree.map(jnp.copy, constants))
         log_alpha = jnp.asarray(math.log(self.config.alpha), jnp.float32)
         return AgentState(
             actor=actor,
@@ -96,161 +106,240 @@ class Agent(RecurrentAgent):
         )
 
     def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
-        """One gradient step on one tape."""
-        config = self.config
+        """One gradient step on one tape: the critic's, then the actor's by the new critic."""
         key, noise_key, subset_key = jax.random.split(state.key, 3)
+        histories, tape = read(tape, self.burn_in)
         noise = jax.random.normal(noise_key, tape.action.shape)
-        inputs = agent_input(tape)
-        observed, start = observe(inputs), inputs.start
         kinds = transition_kinds(tape)
-        weights = mixture_weights(kinds, config.kappa)
+        weights = mixture_weights(kinds, self.kappa)
         alpha = jnp.exp(state.log_alpha)
 
-        # Actor and critic read the tape: a~ ~ pi(h), its log-probability, the critic's features.
+        # a~ ~ pi(h) and its log-probability; the critic's target y.
         (action, log_prob), actor_vjp = jax.vjp(
-            lambda actor: actor(observed, start).sample(noise), state.actor
+            lambda actor: actor(histories).sample(noise), state.actor
         )
-        features, encoder_vjp = jax.vjp(
-            lambda encoder: encoder(observed, start), state.critic.encoder
+        next_q = _target_q(self.config, state.target, histories, action, subset_key)
+        target = bootstrapped(tape, self.value_unit * next_q - alpha * log_prob, self.gamma)
+
+        # L_critic, and the critic's step.
+        d_critic, fitted = self._critic_gradient(
+            state.critic, histories, tape.action, target, weights
         )
+        state, critic_health = self._descend_critic(state, d_critic)
 
-        # The critic's target y, and L_critic and L_actor up to the entropy.
-        next_q = _target_q(config, state.target, observed, start, action, subset_key)
-        target = bootstrapped(tape, next_q - alpha * log_prob, config.gamma)
-        judged, d_heads = _judge(
-            config, state.critic.head, features, action, tape.action, target, weights
+        # L_actor: a~ moves to where the new critic sees a higher Q.
+        features = histories.features(state.critic.encoder)
+        judged = _judge(self.config, state.critic.head, features, action, weights)
+        (d_actor,) = actor_vjp((-self.value_unit * judged.d_action, alpha * weights))
+        entropy = -jnp.vdot(weights, log_prob)
+        alpha_loss = alpha * (
+            entropy - self.config.target_entropy * self.action_size * weights.sum()
         )
+        state, actor_health = self._descend_actor(state, d_actor, alpha_loss)
 
-        # Back through the encoders.
-        (d_actor,) = actor_vjp((judged.d_action, alpha * weights))
-        (d_encoder,) = encoder_vjp(judged.d_features)
-        d_critic = eqx.tree_at(lambda c: (c.encoder, c.head), state.critic, (d_encoder, d_heads))
-        alpha_loss = -alpha * (weights @ (log_prob + config.target_entropy * self.action_size))
-
-        state, health = self._descend(state, d_actor, d_critic, alpha_loss)
         metrics = {
-            "critic_loss": judged.critic_loss,
-            "actor_loss": alpha * (weights @ log_prob) - judged.policy_q,
+            "critic_loss": fitted.loss,
+            "actor_loss": -alpha * entropy - self.value_unit * judged.q,
             "alpha_loss": alpha_loss,
             "alpha": alpha,
-            "entropy": -(weights @ log_prob) / jnp.maximum(weights.sum(), 1e-6),
-            **health,
-            **q_metrics(kinds, judged.q),
-        }
-        return state._replace(key=key), metrics
-
-    def _descend(
-        self, state: AgentState, d_actor: Actor, d_critic: Critic, alpha_loss: Float[Array, ""]
-    ) -> tuple[AgentState, Metrics]:
-        """A step of every optimiser, and the target critic after the critic."""
-        actor, actor_optimiser, actor_health = descend(
-            self.actor_optimiser, state.actor, d_actor, state.actor_optimiser
-        )
-        critic, critic_optimiser, critic_health = descend(
-            self.critic_optimiser, state.critic, d_critic, state.critic_optimiser
-        )
-        log_alpha, alpha_optimiser = state.log_alpha, state.alpha_optimiser
-        if self.config.tune_alpha:  # with respect to log alpha, the loss is its own gradient
-            log_alpha, alpha_optimiser, _ = descend(
-                self.alpha_optimiser, log_alpha, alpha_loss, alpha_optimiser
-            )
-        state = state._replace(
-            actor=actor,
-            critic=critic,
-            target=optax.incremental_update(critic, state.target, self.config.polyak),
-            log_alpha=log_alpha,
-            actor_optimiser=actor_optimiser,
-            critic_optimiser=critic_optimiser,
-            alpha_optimiser=alpha_optimiser,
-        )
-        return state, {
+            "entropy": entropy / jnp.maximum(weights.sum(), 1e-6),
             "actor_gradient_norm": actor_health.norm,
             "critic_gradient_norm": critic_health.norm,
             "nonfinite_gradients": actor_health.nonfinite + critic_health.nonfinite,
+            **q_metrics(kinds, self.value_unit * fitted.q),
         }
+        return state._replace(key=key), metrics
+
+    def warm(self, state: AgentState) -> AgentState:
+        """The state at the beginning of a warm start, with optimisers of its own."""
+        optimiser = warm_optimiser(self.config)
+        return state._replace(
+            actor_optimiser=init_optimiser(optimiser, state.actor),
+            critic_optimiser=init_optimiser(optimiser, state.critic),
+        )
+
+    def warmed(self, state: AgentState) -> AgentState:
+        """The state at its end: what the networks have learned, and fresh optimisers."""
+        return state._replace(
+            target=jax.tree.map(jnp.copy, state.critic),
+            actor_optimiser=init_optimiser(self.actor_optimiser, state.actor),
+            critic_optimiser=init_optimiser(self.critic_optimiser, state.critic),
+        )
+
+    def warm_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
+        """The actor clones the data; the critic learns the data's discounted returns."""
+        histories, tape = read(tape, self.burn_in)
+        kinds = transition_kinds(tape)
+        weights = mean_weights(kinds.real)
+        optimiser = warm_optimiser(self.config)
+
+        def imitation_loss(actor: Actor) -> tuple[Float[Array, ""], Imitation]:
+            fit = imitation(actor(histories), tape.action, weights)
+            return fit.loss, fit
+
+        d_actor, fit = jax.grad(imitation_loss, has_aux=True)(state.actor)
+        d_critic, fitted = self._critic_gradient(
+            state.critic, histories, tape.action, jnp.asarray(tape.target_reward), weights
+        )
+        actor, actor_optimiser, _ = descend(optimiser, state.actor, d_actor, state.actor_optimiser)
+        critic, critic_optimiser, _ = descend(
+            optimiser, state.critic, d_critic, state.critic_optimiser
+        )
+        state = state._replace(
+            actor=actor,
+            critic=critic,
+            actor_optimiser=actor_optimiser,
+            critic_optimiser=critic_optimiser,
+        )
+        metrics = {
+            "critic_loss": fitted.loss,
+            "squared_error": fit.squared_error,
+            "log_likelihood": fit.log_likelihood,
+            **q_metrics(kinds, self.value_unit * fitted.q),
+        }
+        return state, metrics
+
+    def _critic_gradient(
+        self,
+        critic: Critic,
+        histories: Histories,
+        action: Float[AnyArray, "rows *slots a"],
+        target: Float[Array, "rows *slots"],
+        weights: Float[Array, "rows *slots"],
+    ) -> tuple[Critic, "Fitted"]:
+        """The gradient of L_critic: head by head, then back through the encoder."""
+        features, encoder_vjp = jax.vjp(histories.features, critic.encoder)
+        fitted, d_heads = _fit_heads(
+            self.config, critic.head, features, action, target / self.value_unit, weights
+        )
+        (d_encoder,) = encoder_vjp(fitted.d_features)
+        return eqx.tree_at(lambda c: (c.encoder, c.head), critic, (d_encoder, d_heads)), fitted
+
+    def _descend_critic(
+        self, state: AgentState, gradient: Critic
+    ) -> tuple[AgentState, GradientHealth]:
+        """A step of the critic, and of its target after it."""
+        critic, optimiser, health = descend(
+            self.critic_optimiser, state.critic, gradient, state.critic_optimiser
+        )
+        target = optax.incremental_update(critic, state.target, self.config.polyak)
+        return state._replace(critic=critic, target=target, critic_optimiser=optimiser), health
+
+    def _descend_actor(
+        self, state: AgentState, gradient: Actor, alpha_loss: Float[Array, ""]
+    ) -> tuple[AgentState, GradientHealth]:
+        """A step of the actor, and of alpha where it is tuned."""
+        actor, optimiser, health = descend(
+            self.actor_optimiser, state.actor, gradient, state.actor_optimiser
+        )
+        state = state._replace(actor=actor, actor_optimiser=optimiser)
+        if self.config.tune_alpha:  # with respect to log alpha, the loss is its own gradient
+            log_alpha, optimiser, _ = descend(
+                self.alpha_optimiser, state.log_alpha, alpha_loss, state.alpha_optimiser
+            )
+            state = state._replace(log_alpha=log_alpha, alpha_optimiser=optimiser)
+        return state, health
 
     def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
         return GaussianPolicy(state.actor, deterministic)
 
     @partial(jax.jit, static_argnums=0)
-    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows"]:
+    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows *slots"]:
         """Q(h_t, a_t) at the tapes' own actions, the mean over heads.
 
         A row that is no transition has no action, and its value means nothing.
         """
 
-        def one_tape(tape: Tape) -> Float[Array, " rows"]:
-            inputs = agent_input(tape)
-            features = state.critic.encoder(observe(inputs), inputs.start)
-            return _q(state.critic.head, features, tape.action).mean(axis=0)
+        def one_tape(tape: Tape) -> Float[Array, "rows *slots"]:
+            histories, tape = read(tape, 0)
+            features = histories.features(state.critic.encoder)
+            return self.value_unit * _q(state.critic.head, features, tape.action).mean(axis=0)
 
         return lax.map(one_tape, tapes)
 
 
-class Judged(NamedTuple):
-    """Sums over the critic's heads, each of which counts 1 / heads."""
+class Fitted(NamedTuple):
+    """L_critic in units of the values, summed over the heads, each of which counts 1 / heads."""
 
-    d_features: Float[Array, "rows width"]  # of L_critic
-    d_action: Float[Array, "rows a"]  # of L_actor: a~ moves to where Q is higher
-    critic_loss: Float[Array, ""]
-    policy_q: Float[Array, ""]  # Q(h, a~), weighted over rows
-    q: Float[Array, " rows"]  # Q(h, a)
+    d_features: Float[Array, "*rows width"]
+    loss: Float[Array, ""]
+    q: Float[Array, "*rows"]  # Q(h, a)
+
+
+def _fit_heads(
+    config: AgentConfig,
+    heads: Head,
+    features: Float[Array, "*rows width"],
+    action: Float[AnyArray, "*rows a"],
+    target: Float[Array, "*rows"],
+    weights: Float[Array, "*rows"],
+) -> tuple[Fitted, Head]:
+    """L_critic of all heads, and their gradients.
+
+    Each head is differentiated before the next one is run, so that its activations never leave the
+    processor's cache.
+    """
+
+    def loss(
+        head: Head, features: Float[Array, "*rows width"]
+    ) -> tuple[Float[Array, ""], Float[Array, "*rows"]]:
+        q = q_value(head, q_embed(head, features), action)
+        errors = optax.huber_loss(q, target, delta=config.huber)
+        return jnp.vdot(weights, errors) / config.heads, q / config.heads
+
+    def one_head(sums: Fitted, head: Head) -> tuple[Fitted, Head]:
+        (value, q), (d_head, d_features) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+            head, features
+        )
+        return jax.tree.map(jnp.add, sums, Fitted(d_features, value, q)), d_head
+
+    zeros = jax.tree.map(jnp.zeros_like, Fitted(features, jnp.zeros(()), weights))
+    return lax.scan(one_head, zeros, heads)
+
+
+class Judged(NamedTuple):
+    """The mean over heads of Q(h, a~), in units of the values, weighted over rows."""
+
+    d_action: Float[Array, "*rows a"]
+    q: Float[Array, ""]
 
 
 def _judge(
     config: AgentConfig,
     heads: Head,
-    features: Float[Array, "rows width"],
-    policy_action: Float[Array, "rows a"],
-    action: Float[AnyArray, "rows a"],
-    target: Float[Array, " rows"],
-    weights: Float[Array, " rows"],
-) -> tuple[Judged, Head]:
-    """What all heads say of the data's actions and of the policy's; and the heads' gradients.
+    features: Float[Array, "*rows width"],
+    action: Float[Array, "*rows a"],
+    weights: Float[Array, "*rows"],
+) -> Judged:
+    """What all heads say of the policy's actions, and where a higher Q lies, head by head."""
 
-    Critic and actor loss meet in the heads. Each head is differentiated before the next one is
-    run, so that its activations never leave the processor's cache.
-    """
+    def value(action: Float[Array, "*rows a"], head: Head) -> Float[Array, ""]:
+        return jnp.vdot(weights, q_value(head, q_embed(head, features), action)) / config.heads
 
-    def loss(
-        head: Head, features: Float[Array, "rows width"], policy_action: Float[Array, "rows a"]
-    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""], Float[Array, " rows"]]]:
-        embedded = q_embed(head, features)
-        q = q_value(head, embedded, action)
-        critic_loss = weights @ optax.huber_loss(q, target, delta=config.huber) / config.heads
-        frozen_head, frozen_embedded = lax.stop_gradient((head, embedded))
-        policy_q = weights @ q_value(frozen_head, frozen_embedded, policy_action) / config.heads
-        return critic_loss - policy_q, (critic_loss, policy_q, q / config.heads)
+    def one_head(sums: Judged, head: Head) -> tuple[Judged, None]:
+        q, d_action = jax.value_and_grad(value)(action, head)
+        return jax.tree.map(jnp.add, sums, Judged(d_action, q)), None
 
-    def one_head(sums: Judged, head: Head) -> tuple[Judged, Head]:
-        (d_head, *d_inputs), values = jax.grad(loss, (0, 1, 2), has_aux=True)(
-            head, features, policy_action
-        )
-        return jax.tree.map(jnp.add, sums, Judged(*d_inputs, *values)), d_head
-
-    nothing = jnp.zeros(())
-    zeros = jax.tree.map(jnp.zeros_like, Judged(features, policy_action, nothing, nothing, weights))
-    return lax.scan(one_head, zeros, heads)
+    return lax.scan(one_head, Judged(jnp.zeros_like(action), jnp.zeros(())), heads)[0]
 
 
 def _target_q(
     config: AgentConfig,
     target: Critic,
-    observed: Float[Array, "rows into"],
-    start: Bool[AnyArray, " rows"],
-    action: Float[Array, "rows a"],
+    histories: Histories,
+    action: Float[Array, "rows *slots a"],
     key: PRNGKeyArray,
-) -> Float[Array, " rows"]:
+) -> Float[Array, "rows *slots"]:
     """The minimum over a random subset of the target critic's heads; the others are not run."""
-    features = target.encoder(observed, start)
+    features = histories.features(target.encoder)
     _, subset = lax.top_k(jax.random.uniform(key, (config.heads,)), config.target_heads)
     heads = jax.tree.map(lambda leaf: leaf[subset], target.head)
     return _q(heads, features, action).min(axis=0)
 
 
 def _q(
-    heads: Head, features: Float[Array, "rows width"], action: Float[AnyArray, "rows a"]
-) -> Float[Array, "heads rows"]:
+    heads: Head, features: Float[Array, "*rows width"], action: Float[AnyArray, "*rows a"]
+) -> Float[Array, "heads *rows"]:
     return lax.map(lambda head: q_value(head, q_embed(head, features), action), heads)
 
 
@@ -262,14 +351,16 @@ def update_flops(state_size: int, action_size: int, config: AgentConfig, rows: i
     else:
         features, project = width, (state_size + action_size + 1) * width
         blocks = config.memory_layers * (2 * width * memory + width * 2 * width)
+    if config.memory == "gated":  # the state stands beside what memory gives
+        features += state_size
     deeper = (config.head_depth - 1) * width * width
     # A product costs once forwards, once for its weights' gradient, once for its input's; what
-    # comes from the tape needs no gradient, nor do weights where the critic judges the policy.
+    # comes from the tape needs no gradient, nor do weights where the new critic judges the policy.
     embed, from_action, rest = features * width, action_size * width, deeper + width
     encoder = 2 * project + 3 * blocks
     actor = encoder + 3 * (features * width + deeper + width * 2 * action_size)
     critic = encoder + config.heads * (3 * embed + 2 * from_action + 3 * rest)
-    judging = config.heads * (2 * from_action + 2 * rest)
+    judging = project + blocks + config.heads * (embed + 2 * from_action + 2 * rest)
     target = project + blocks + config.target_heads * (embed + from_action + rest)
     if config.memory == "none":  # the states need no gradient either
         actor, critic = actor - features * width, critic - config.heads * embed

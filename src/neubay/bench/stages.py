@@ -1,4 +1,4 @@
-"""The stages that are measured: world training, agent updates, imagination, replay.
+"""The stages that are measured: world training, agent updates, imagination, replay, policies.
 
 Every case, a stage at one size, runs in a process of its own, so that its memory can be told apart.
 """
@@ -6,8 +6,10 @@ Every case, a stage at one size, runs in a process of its own, so that its memor
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,10 +21,12 @@ from neubay import imagination
 from neubay.agents import redq
 from neubay.agents.networks import GaussianPolicy
 from neubay.bench.measure import compile_seconds, measure, peak_mb
-from neubay.config import Preset, Published, TrainConfig, WorldConfig, preset
+from neubay.config import Facts, Preset, Published, TrainConfig, WorldConfig, resolve, settle
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError
-from neubay.experience import tape_rows
+from neubay.experience import batch_shape
+from neubay.export import CARD_FILE, standalone
+from neubay.policy import Policy
 from neubay.replay import Replay
 from neubay.runs.provenance import provenance
 from neubay.tape import AnyArray, Tape, slice_rows
@@ -106,23 +110,31 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     }
 
 
+def _settings(task: Task, size: Preset) -> TrainConfig:
+    """A preset's settings for a task, whatever its data."""
+    settings = resolve(Published(benchmark=task.benchmark), size)
+    return settle(settings, Facts(horizon=task.horizon, reward_rms=1.0))
+
+
 # --- The agent -----------------------------------------------------------------------------------
 
 
 def bench_agent(task: str, size: Preset) -> dict[str, Any]:
     """Gradient steps of the agent on tapes of the preset's length, half of their rows imagined."""
     known = get_task(task)
-    settings = preset(size, Published(benchmark=known.benchmark))
+    settings = _settings(known, size)
     config = settings.agent
     before = peak_mb()
     agent = redq.Agent(known.state_size, known.actions.size, config)
-    rows = tape_rows(known, settings)
+    shape = batch_shape(known, settings)
+    sizes = (shape.rows,) if shape.slots is None else (shape.rows, shape.slots)
+    rows = shape.size
     step_flops = redq.update_flops(agent.state_size, agent.action_size, config, rows)
     batches = max(int(_AGENT_FLOPS / step_flops), 2)
     tape = synthetic_dataset(known, batches * rows).tape
     tape = tape._replace(real=np.arange(len(tape.start)) % 2 == 0)
     tapes = jax.tree.map(
-        lambda field: jnp.asarray(field).reshape(batches, rows, *field.shape[1:]), tape
+        lambda field: jnp.asarray(field).reshape(batches, *sizes, *field.shape[1:]), tape
     )
     state = agent.init(jax.random.key(0))
 
@@ -181,13 +193,12 @@ def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, 
     the policy's encoder for a row of history.
     """
     known = get_task(task)
-    config = preset(size, Published(benchmark=known.benchmark))
+    config = _settings(known, size)
     count, horizon = config.rollout.rollouts, known.horizon
     before, rng = peak_mb(), np.random.default_rng(0)
     world, policy = _untrained(known, config)
     dataset = synthetic_dataset(known, 20 * (horizon + 1))
-    start: Literal["any", "initial"] = "any" if histories else "initial"
-    prefix = imagination.draw_histories(rng, dataset.histories, count, start)
+    prefix = imagination.draw_histories(rng, dataset.histories, count, 0.0 if histories else 1.0)
     branches = imagination.branch(dataset, prefix)
     spread = -np.log((np.arange(count) + 0.5) / count) * horizon / 5
     lengths = rng.permutation(np.clip(np.ceil(spread), 1, horizon))
@@ -241,7 +252,7 @@ def _product_flops(network: Any, rank: int) -> int:
 def bench_replay(task: str, size: Preset) -> dict[str, Any]:
     """Tapes drawn from a replay of a million rows, against an update at the full matmul rate."""
     known = get_task(task)
-    settings = preset(size, Published(benchmark=known.benchmark))
+    settings = _settings(known, size)
     config = settings.agent
     rng, horizon, count = np.random.default_rng(0), known.horizon, 100
     dataset = synthetic_dataset(known, 100 * (horizon + 1))
@@ -252,10 +263,17 @@ def bench_replay(task: str, size: Preset) -> dict[str, Any]:
         imagined = slice_rows(dataset.tape, 0, int(np.sum(length + 1)))
         nothing = np.zeros(count, np.float32)
         replay.add(prefix, imagination.Rollouts(imagined, length, nothing.astype(int), nothing))
-    rows = tape_rows(known, settings)
+    shape = batch_shape(known, settings)
+    rows = shape.size
     batches = 50  # as in training
+
+    def draw() -> Any:
+        if shape.slots is None:
+            return replay.sample(rng, batches, rows)
+        return replay.sample_windows(rng, batches, shape, 0.5)
+
     result = measure(
-        lambda: replay.sample(rng, batches, rows),
+        draw,
         float(batches * redq.update_flops(known.state_size, known.actions.size, config, rows)),
     )
     seconds = result.seconds / batches
@@ -268,6 +286,82 @@ def bench_replay(task: str, size: Preset) -> dict[str, Any]:
     }
 
 
+# --- Exported policies ----------------------------------------------------------------------------
+
+
+def bench_policy(task: str, size: Preset, form: str) -> dict[str, Any]:
+    """One step of a policy on one observation, in one of its forms; the size of its files."""
+    known = get_task(task)
+    config = _settings(known, size).agent
+    agent = redq.Agent(known.state_size, known.actions.size, config)
+    policy = Policy(agent, agent.init(jax.random.key(0)), known, config)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "policy"
+        if form == "neubay":
+            policy.save(out / "policy.npz")
+        else:
+            policy.export(form, out)  # type: ignore[arg-type]
+        kilobytes = sum(p.stat().st_size for p in out.iterdir() if p.name != CARD_FILE) / 1e3
+        step = _stepper(policy, form, out)
+    turns = 500  # a step is short, so many make one call
+
+    def call() -> None:
+        for _ in range(turns):
+            step()
+
+    result = measure(call, float(turns * _product_flops(policy.mode, rank=2)))
+    return {
+        "matmul_gflops": result.matmul_gflops,
+        "step_us": 1e6 * result.seconds / turns,
+        "files_kb": kilobytes,
+    }
+
+
+def _stepper(policy: Policy, form: str, out: Path) -> Callable[[], Any]:
+    """Takes one step of the policy after another, its memory carried along."""
+    task, config = policy.task, policy.config
+    observation = np.zeros(task.state_size, np.float32)
+    if form in ("neubay", "numpy"):
+        acting: Any = policy if form == "neubay" else standalone.load(out)
+        state = acting.predict(observation)[1]
+
+        def step() -> None:
+            nonlocal state
+            _, state = acting.predict(observation, state, reward=0.0)
+
+        return step
+    inputs = {
+        "observation": observation[None],
+        "reward": np.zeros(1, np.float32),
+        "start": np.zeros(1, bool),
+        "last_action": np.zeros((1, task.actions.size), np.float32),
+        "memory": np.zeros((1, config.memory_layers, 2, config.memory_size), np.float32),
+    }
+    run = _onnx_step(out) if form == "onnx" else _stablehlo_step(out)
+
+    def feed() -> None:
+        inputs["last_action"], inputs["memory"] = run(inputs)
+
+    return feed
+
+
+def _onnx_step(out: Path) -> Callable[[dict[str, np.ndarray]], Any]:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise NeubayError("this case needs onnxruntime: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    path, providers = str(out / "policy.onnx"), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(path, options, providers=providers)
+    return lambda inputs: session.run(None, inputs)
+
+
+def _stablehlo_step(out: Path) -> Callable[[dict[str, np.ndarray]], Any]:
+    call = jax.jit(jax.export.deserialize(bytearray((out / "policy.stablehlo").read_bytes())).call)
+    return lambda inputs: map(np.asarray, call(*inputs.values()))
+
+
 # --- Cases, each in its own process --------------------------------------------------------------
 
 MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -275,6 +369,7 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "agent": bench_agent,
     "imagination": bench_imagination,
     "replay": bench_replay,
+    "policy": bench_policy,
 }
 
 
@@ -314,6 +409,11 @@ CASES = [
     ),
     Case("replay", "published size", {"task": "d4rl/halfcheetah", "size": "paper"}),
     Case("replay", "cpu preset, hopper", {"task": "d4rl/hopper", "size": "cpu"}),
+    *(
+        Case("policy", f"{name}, {form}", {"task": "d4rl/hopper", "size": size, "form": form})
+        for name, size in (("published size", "paper"), ("cpu preset", "cpu"))
+        for form in ("neubay", "numpy", "onnx", "stablehlo")
+    ),
 ]
 
 

@@ -14,6 +14,8 @@ COLUMNS = {
     "tape_ms": ("ms per tape", ".3f"),
     "update_share": ("share of an update at the matmul rate", ".4f"),
     "bytes_per_row": ("bytes per imagined row", ".0f"),
+    "step_us": ("µs a step", ".0f"),
+    "files_kb": ("kB of files", ".0f"),
     "full_gb": ("GB if all rows were imagined", ".2f"),
 }
 """Heading and format of every figure that a table shows."""

@@ -4,12 +4,15 @@ signature is the command line (read by tyro), its body calls the rooms and print
 # The words of a command -> the function behind it, and one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "world, agent and evaluation in one call"),
+    "select": ("select:select", "which policy to deploy, if any, without a simulator"),
     "ablate": ("ablate:ablate", "the paper's ablations as runs, and as tables of its form"),
     "report": ("report:report", "one page of runs, with figures and tables; the paper's tables"),
     "watch": ("report:watch", "the live page of a run on this machine"),
     "runs list": ("runs:list_runs", "the runs in a folder, their state and what they reached"),
     "runs show": ("runs:show", "one run: what was asked, how far it is, what it reached"),
     "runs rm": ("runs:remove", "remove runs, after asking"),
+    "export": ("export:export", "a policy for NumPy alone, ONNX or StableHLO, with its card"),
+    "card": ("export:card", "what a policy is, how good, on whose word, and its limits"),
     "bench": ("bench:bench", "each stage against the machine's own matmul rate"),
     "world": ("world:train", "train a posterior over worlds on a dataset"),
     "world info": ("world:info", "what a world directory holds"),
@@ -34,7 +37,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analyze:calibration",
         "does uncertainty predict errors, are intervals honest",
     ),
+    "analyze termination": (
+        "analyze:termination",
+        "do learned ends agree with the known rule",
+    ),
     "analyze table": ("analyze:table", "tables in Markdown of what the analyses found"),
+    "analyze selection": (
+        "analyze:selection",
+        "how well selection chooses, where an environment can check it",
+    ),
     "analyze runs": ("analyze:runs", "tables of training runs, and their horizons over zeta"),
     "completion": (
         "completion:completion",

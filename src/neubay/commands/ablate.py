@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
 
 from neubay.commands.options import (
     Settings,
@@ -18,7 +17,7 @@ from neubay.commands.options import (
     train_defaults,
 )
 from neubay.commands.report import preset_of
-from neubay.commands.text import escape
+from neubay.commands.text import Console, escape, say
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
 from neubay.errors import TrainingError
@@ -62,17 +61,17 @@ def ablate(arguments: list[str]) -> int:
     from neubay.studies import ablations
 
     settings = flags.settings
-    errors = Console(stderr=True, highlight=False)  # --dry-run prints commands alone
-    dataset = named.load(told(errors if flags.dry_run else Console(highlight=False)))
+    errors = Console(stderr=True)  # --dry-run prints commands alone
+    dataset = named.load(told(errors if flags.dry_run else Console()))
     folder = flags.out or Path("ablations") / dataset.name
     seeds = flags.seeds or (flags.values.seed,)
     planned = ablations.plan(flags.over, flags.values, dataset.task, seeds, folder)
     defaults = train_defaults(settings, named.published)
     commands = [_command(settings, defaults, run) for run in planned]
     if flags.dry_run:
-        print(*commands, sep="\n")
+        say("\n".join(commands))
         return 0
-    console = Console(highlight=False)
+    console = Console()
     console.print(
         f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
         f"preset {settings.preset_name}, over {flags.over}: "
@@ -136,5 +135,5 @@ def _report(over: Over, folder: Path, planned: "Sequence[Planned]") -> None:
     paths = shown.save(folder / "report" / over)
     wanted = [grid for grid in shown.grids if grid.name.startswith("sensitivity_")]
     for grid in wanted or shown.grids[:1]:
-        print(tables.markdown(grid))
-    print(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
+        say(tables.markdown(grid))
+    say(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)

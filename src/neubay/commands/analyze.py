@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 
 from neubay import published
 from neubay.commands.options import TaskFlags, Unprefixed, named_data
 from neubay.commands.report import read_runs
-from neubay.errors import NeubayError
+from neubay.commands.text import Console, say
+from neubay.errors import NeubayError, damage_reported
 from neubay.runs.files import atomic_write_json, read_json, write_between
 from neubay.runs.provenance import provenance
 
@@ -69,7 +69,7 @@ def uncertainty(
     levels = (0.5, *published.ZETAS[:-1])  # at 1 it is the largest, which is printed apart
     for spread in spreads:
         quantiles = ", ".join(f"{p:g}: {spread.quantile(p):.2f}" for p in levels)
-        print(
+        say(
             f"{spread.world} on {spread.data}: U / mean at quantiles {quantiles}; "
             f"largest {spread.normalised[-1]:.2f}"
         )
@@ -112,15 +112,14 @@ def compounding(
         results.append(result)
         for errors in result.worlds:
             rank = "-" if errors.spearman is None else f"{errors.spearman:.2f}"
-            print(
+            say(
                 f"{result.data} in {errors.world}: error after {result.longest} steps "
                 f"{errors.state_error.median[-1]:.3g} (p95 {errors.state_error.high[-1]:.3g}), "
-                f"{errors.overflowed} of {result.rollouts} overflow, Spearman {rank}",
-                flush=True,
+                f"{errors.overflowed} of {result.rollouts} overflow, Spearman {rank}"
             )
         if result.comparison is not None:
             step = result.comparison.passes_at
-            print(
+            say(
                 f"{result.data}: without LayerNorm p95 "
                 + ("never passes" if step is None else f"passes, at step {step},")
                 + " 10 times the one with it"
@@ -162,13 +161,54 @@ def calibration(
     for assessed in record["assessments"]:
         false_safe = assessed["separations"][-1]["false_safe"]
         coverage = next(each for each in assessed["coverage"] if each["nominal"] == 0.9)
-        print(
+        say(
             f"{assessed['data']}: {assessed['dangerous']:.3%} dangerous, "
             + ("" if assessed["auroc"] is None else f"AUROC {assessed['auroc']:.3f}, ")
             + ("" if false_safe is None else f"{false_safe:.1%} of them below U(1), ")
             + f"90 % intervals hold {coverage['member']:.1%} (member), {coverage['mixture']:.1%} "
             "(mixture)"
         )
+
+
+def termination(
+    *,
+    world: Worlds = (),
+    data: Datasets = (),
+    belongs: Belongs = NO_FLAGS,
+    rollouts: int = 200,
+    seed: int = 0,
+    out: Path = Path("analysis"),
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+) -> None:
+    """How well learned ends agree with the known rule, on held-out and on imagined steps.
+
+    Writes termination.png, the shares of imagined rollouts that still run under both, and
+    termination.json. A world that did not learn ends does so first.
+
+    Args:
+        world: Directories of worlds.
+        data: The datasets that they were trained on, in the same order; their tasks have rules.
+        rollouts: Imagined rollouts for each world.
+        seed: Of their draws.
+        out: Directory to write to.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+    """
+    from neubay.report.studies import termination as shown
+    from neubay.studies.termination import termination
+
+    _at_least_one("--rollouts", rollouts)
+    worlds, datasets = _worlds(world), _datasets(data, belongs)
+    if len(worlds) != len(datasets):
+        raise NeubayError(
+            f"{len(worlds)} worlds and {len(datasets)} datasets: name for each world the dataset "
+            "that it was trained on (--world DIR ... --data DATASET ...)"
+        )
+    records = [
+        termination(name, fitted, dataset, rollouts=rollouts, seed=seed).record()
+        for (name, fitted), dataset in zip(worlds.items(), datasets, strict=True)
+    ]
+    _write(out, "termination", worlds, records, shown.survival_figure(records))
+    _put_tables(text, shown.markdown(records), shown.BEGIN)
 
 
 def table(
@@ -188,10 +228,45 @@ def table(
 
     if not files:
         raise NeubayError("name the JSON files that 'neubay analyze' wrote")
-    condensed = world_tables.condense([read_json(path) for path in files])
+    condensed = world_tables.condense([read_analysis(path) for path in files])
     if out is not None:
         atomic_write_json(out, condensed)
     _put_tables(text, world_tables.markdown(condensed), world_tables.BEGIN)
+
+
+def selection(
+    files: Files,
+    *,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+) -> None:
+    """Tables of how well selection chooses, from selection.json files whose policies an environment
+    has measured: rank correlation, regret, and the two errors of the verdict.
+
+    Args:
+        files: What 'neubay select' or 'neubay train' wrote, one per dataset, or what --out wrote.
+        out: Write the numbers behind the tables, condensed, to this JSON file.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+    """
+    from neubay.report.studies import selection_tables
+
+    if not files:
+        raise NeubayError("name selection.json files")
+    condensed = selection_tables.condense([read_json(path) for path in files])
+    tables = selection_tables.markdown(condensed)
+    if out is not None:
+        atomic_write_json(out, condensed)
+    _put_tables(text, tables, selection_tables.BEGIN)
+
+
+def read_analysis(path: Path) -> dict[str, Any]:
+    """A JSON file of an analysis, of which tables can be made."""
+    from neubay.report.studies import world_tables
+
+    document = read_json(path)
+    with damage_reported(path):
+        world_tables.markdown(world_tables.condense([document]))
+    return document
 
 
 def runs(
@@ -238,7 +313,7 @@ def runs(
 
 def _is_finished(run: "RunRecord") -> bool:
     if run.summary is None:
-        print(f"warning: left out: {run.directory}: not a finished run", file=sys.stderr)
+        say(f"warning: left out: {run.directory}: not a finished run", file=sys.stderr)
     return run.summary is not None
 
 
@@ -247,7 +322,7 @@ def _put_tables(text: Path | None, tables: str, begin: str) -> None:
     from neubay.report.parts.tables import END
 
     if text is None:
-        print(tables)
+        say(tables)
     else:
         write_between(text, begin, END, f"\n{tables}\n")
 
@@ -268,7 +343,7 @@ def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:
 def _datasets(groups: tuple[tuple[str, ...], ...], belongs: TaskFlags) -> list["Dataset"]:
     from neubay.commands.display import told
 
-    tell = told(Console(stderr=True, highlight=False))
+    tell = told(Console(stderr=True))
     return [named_data(source, belongs, tell) for group in groups for source in group]
 
 
@@ -290,4 +365,4 @@ def _write(
     }
     figures.save(figure, out / f"{name}.png")
     atomic_write_json(out / f"{name}.json", document)
-    print(f"{out / name}.png and .json written", file=sys.stderr)
+    say(f"{out / name}.png and .json written", file=sys.stderr)

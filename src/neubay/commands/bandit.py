@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
+from neubay.commands.text import Console
 from neubay.config import Preset
+from neubay.errors import NeubayError, damage_reported
 
 if TYPE_CHECKING:
     from neubay.runs.tracking import Row
@@ -58,7 +59,7 @@ def bandit(
         data_size: Theory: |D|, the number of pulls in the data.
         gamma: Theory: the discount factor.
     """
-    console = Console(highlight=False)
+    console = Console()
     if theory:
         _theory(console, epsilon, beta, data_size, gamma, out)
         return
@@ -98,18 +99,25 @@ def report(
         out: Directory to write ensemble, returns, adaptation and tables.md to.
         figures: Format of the figures.
     """
-    from neubay.errors import NeubayError
-    from neubay.runs.files import read_json
-
     if not summaries:
         raise NeubayError("nothing to report: name the summary.json of one run or more")
-    records = [read_json(path) for path in summaries]
-    for path, record in zip(summaries, records, strict=True):
-        if "ensemble_means" not in record:
-            raise NeubayError(f"{path}: not the summary.json of a run of 'neubay bandit'")
+    records = [read_summary(path) for path in summaries]
     records.sort(key=lambda record: record.get("seed", 0))
     _write_report(records, out, figures)
-    Console(highlight=False).print(f"{out}/: ensemble, returns, adaptation as {figures}, tables.md")
+    Console().print(f"{out}/: ensemble, returns, adaptation as {figures}, tables.md")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary.json of a run of `neubay bandit`, of which tables can be made."""
+    from neubay.report.studies import bandit_tables
+    from neubay.runs.files import read_json
+
+    summary = read_json(path)
+    if "ensemble_means" not in summary:
+        raise NeubayError(f"{path}: not the summary.json of a run of 'neubay bandit'")
+    with damage_reported(path):
+        bandit_tables.tables([summary])
+    return summary
 
 
 def _write_report(summaries: Sequence[dict[str, Any]], directory: Path, suffix: str) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
+from neubay.commands.text import Console
 from neubay.runs.files import atomic_write_json
 
-Stage = Literal["all", "world", "agent", "imagination", "replay"]
+Stage = Literal["all", "world", "agent", "imagination", "replay", "policy"]
 
 
 def bench(
@@ -28,7 +28,7 @@ def bench(
     from neubay.bench import tables
     from neubay.bench.stages import MEASURES, results
 
-    console = Console(highlight=False)
+    console = Console()
     stages: list[str] = list(MEASURES) if stage == "all" else [stage]
     with console.status("") as status:
         measured = results(stages, lambda name: status.update(name))

@@ -11,6 +11,7 @@ from typing import Literal
 import tyro
 
 from neubay.commands import COMMANDS
+from neubay.commands.text import say
 
 
 def completion(shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]) -> None:
@@ -32,7 +33,7 @@ def completion(shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]) -> N
         "zsh": _zsh,
         "fish": _fish,
     }
-    print(scripts[shell]({name: _flags(name) for name in COMMANDS}))
+    say(scripts[shell]({name: _flags(name) for name in COMMANDS}))
 
 
 def _flags(name: str) -> list[str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 
 from neubay.commands.data_display import (
     counted,
@@ -17,7 +16,7 @@ from neubay.commands.data_display import (
     write_json,
 )
 from neubay.commands.options import TaskFlags, Unprefixed, named_data
-from neubay.commands.text import harmless
+from neubay.commands.text import Console, harmless, say
 
 # Other imports of ours happen inside the commands: `--help` answers at once.
 
@@ -87,7 +86,7 @@ def info(
     from neubay.commands.display import told
     from neubay.data.summary import summarise
 
-    tell = told(Console(stderr=json == "-", highlight=False))
+    tell = told(Console(stderr=json == "-"))
     summary = summarise(named_data(dataset, belongs, tell))
     if json == "-":
         print_json(summary.record())
@@ -149,10 +148,10 @@ def convert(
 
     if not force:
         refuse_existing(parse_target(target).path)  # before the source is read
-    data = named_data(source, belongs, told(Console(highlight=False)))
+    data = named_data(source, belongs, told(Console()))
     place = write(data, target, force=force)
     transitions = counted(data.transitions, "transition")
-    print(harmless(f"{place.path}") + f": {transitions}, hash {data.hash} as in the source")
+    say(harmless(f"{place.path}") + f": {transitions}, hash {data.hash} as in the source")
 
 
 def collect(
@@ -208,7 +207,7 @@ def collect(
         provenance=collection.provenance(chosen, actions.label, seed),
         seeds=[collection.reset_seed(seed, episode) for episode in range(data.episodes)],
     )
-    print(
+    say(
         f"{place.path}: {counted(data.episodes, 'episode')}, "
         f"{counted(data.transitions, 'transition')}, "
         f"mean return {data.returns.mean():.1f}, hash {data.hash}"
@@ -253,7 +252,7 @@ def download(
             retries=retries,
             progress=advance,
         )
-    print(path)
+    say(str(path))
     if is_new:
         file = published_file(name)
         title = file.publisher.title
@@ -262,7 +261,7 @@ def download(
             if file.md5 is None
             else f"the MD5 is the one that {title} publishes"
         )
-        print(
+        say(
             f"{checked}; the SHA-256 of this file was recorded in {path.name}.sha256 beside it, "
             "and is compared from now on",
             file=sys.stderr,

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from neubay.commands.text import escape
+from neubay.commands.text import Console, escape
 from neubay.report.parts.numbers import number
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def show_list(
     paper: Sequence[dict[str, Any]], builtin: Sequence[str], minari: Sequence[str]
 ) -> None:
     """The paper's datasets by task, then the built-in ones and Minari's."""
-    console = Console(highlight=False)
+    console = Console()
     console.print(f"  {'datasets of the paper':<29}{'category':<18}{'eta_phi':>8}{'kappa':>7}")
     families: dict[str, list[dict[str, Any]]] = {}
     for row in paper:
@@ -48,7 +47,7 @@ def show_list(
 def show_summary(summary: "Summary") -> None:
     from neubay.data.summary import text_histogram
 
-    console = Console(highlight=False)
+    console = Console()
     console.print(f"[bold]{escape(summary.name)}[/]  [dim]{escape(summary.source)}[/]")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
@@ -157,7 +156,7 @@ def _number(value: float) -> str:
 
 
 def show_findings(dataset: str, findings: "list[Finding]") -> None:
-    console = Console(highlight=False)
+    console = Console()
     colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
     for finding in findings:
         place = finding.file

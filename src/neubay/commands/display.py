@@ -1,11 +1,11 @@
 """The live display of a training run: a bar, and the few numbers that tell how it is going."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -17,9 +17,19 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from neubay.commands.text import harmless
+from neubay.commands.text import Console, escape, harmless
 from neubay.config import WorldConfig
+from neubay.runs.files import read_json
 from neubay.runs.messages import Tell
+from neubay.runs.progress import (
+    agent_lines,
+    headline,
+    reached,
+    stage_lines,
+    world_lines,
+    world_text,
+)
+from neubay.runs.rundir import SELECTION_FILE, VERDICTS
 from neubay.runs.signals import Stopped
 from neubay.runs.tracking import Row, Tracker
 
@@ -35,7 +45,7 @@ class Display:
             TimeRemainingColumn(),
         )
         self.bar = self.progress.add_task("agent", total=steps)
-        self.data = data_return
+        self.steps, self.data = steps, data_return
         self.train: Row = {}
         self.evaluation: Row = {}
         self.live: Live | None = None
@@ -55,15 +65,16 @@ class Display:
         if evaluated:
             table.add_row(
                 "return",
-                f"[bold]{evaluated['return_mean']:.1f}[/] ± {evaluated['return_std']:.1f}"
-                + _score(evaluated["score"])
-                + f"   (step {evaluated['step']:,}; the data: {self.data})",
+                f"{reached(evaluated).removeprefix('return ')}   "
+                f"(step {evaluated['step']:,}; the data: {self.data})",
             )
         if "q_data" in self.train:
             realised = (
                 f"   discounted return {evaluated['discounted_mean']:.1f}" if evaluated else ""
             )
             table.add_row("Q on data", f"{self.train['q_data']:.1f}{realised}")
+        if "squared_error" in self.train:
+            table.add_row("cloning", headline(self.train))
         if "horizon_p50" in self.train:
             row = self.train
             table.add_row(
@@ -74,13 +85,34 @@ class Display:
         return Group(self.progress, table)
 
 
+def stages(console: Console, display: Display) -> Callable[[str, float], None]:
+    """Shows how far a stage beside the training is: a bar of its own, elsewhere lines."""
+    if not console.is_terminal:
+        return stage_lines(told(console))
+    bars: dict[str, Any] = {}
+
+    def show(stage: str, share: float) -> None:
+        if stage not in bars:
+            bars[stage] = display.progress.add_task(stage, total=100)
+        display.progress.update(bars[stage], completed=round(100 * share))
+        if display.live is not None:
+            display.live.update(display.render())
+
+    return show
+
+
+@contextlib.contextmanager
+def stage_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """The same for a command that is one stage."""
+    display = Display(1, "")
+    display.progress.remove_task(display.bar)
+    with live_display(console, display):
+        yield stages(console, display)
+
+
 def told(console: Console) -> Tell:
     """Prints a sentence that the user should know."""
     return lambda text: console.print(harmless(text), markup=False, soft_wrap=True)
-
-
-def _score(score: float | None) -> str:
-    return "" if score is None else f" (score {score:.1f})"
 
 
 @contextlib.contextmanager
@@ -92,29 +124,37 @@ def live_display(console: Console, display: Display) -> Iterator[Tracker]:
             yield display
             display.live = None
     else:
-        yield _plain(console)
+        yield agent_lines(told(console), display.steps)
 
 
-def _plain(console: Console) -> Tracker:
-    last = time.monotonic()
+def show_decision(console: Console, written: dict[str, Any], folder: Path | None) -> None:
+    """What a selection says: the candidates, the verdict and why."""
+    table = Table("policy", "estimate", "5 % to 95 %", "cut", "measured", box=None)
+    for each in written["candidates"]:
+        measured = each.get("score", each.get("return_mean"))
+        table.add_row(
+            escape(each["name"]),
+            f"{each['estimate']:,.1f}",
+            f"{each['lower']:,.1f} to {each['upper']:,.1f}",
+            f"{each['cut_share']:.0%}",
+            "" if measured is None else f"{measured:,.1f}",
+        )
+    console.print(table)
+    word = written["verdict"]
+    colour = {"deploy": "green", "copy": "cyan"}.get(word, "yellow")
+    chosen = escape(written["chosen"])
+    console.print(f"[bold {colour}]{word}[/] ({chosen}): {VERDICTS[word]}", soft_wrap=True)
+    for reason in written["reasons"]:
+        console.print(f"  {reason}", markup=False, soft_wrap=True)
+    if folder is not None:
+        console.print(f"  {folder}/: selection.json, policy.npz", markup=False, soft_wrap=True)
 
-    def track(row: Row) -> None:
-        nonlocal last
-        if row["kind"] == "evaluation":
-            console.print(
-                f"step {row['step']:,}: return {row['return_mean']:.1f} ± {row['return_std']:.1f}"
-                + _score(row["score"])
-            )
-        elif row["kind"] == "train" and time.monotonic() - last > 30:
-            last = time.monotonic()
-            console.print(f"step {row['step']:,}: " + _headline(row))
 
-    return track
-
-
-def _headline(row: Row) -> str:
-    names = {"q_data": "Q on data", "critic_loss": "critic loss", "horizon_p50": "median horizon"}
-    return ", ".join(f"{name} {row[key]:.3g}" for key, name in names.items() if key in row)
+def show_selection(console: Console, folder: Path) -> None:
+    """The same of a selection that was kept, where there is one."""
+    path = folder / SELECTION_FILE
+    if path.exists():
+        show_decision(console, read_json(path), folder)
 
 
 @contextlib.contextmanager
@@ -142,29 +182,19 @@ def world_progress(console: Console, config: WorldConfig) -> Iterator[Callable[[
         transient=True,
     )
     task = bar.add_task("", total=None)
-    printed = 0
+    line = world_lines(told(console), config.selection)
 
     def show(progress: Any) -> None:
-        nonlocal printed
-        if progress.stage == "uncertainty":
-            bar.update(task, description=f"uncertainty over the data {progress.share:.0%}")
+        if not console.is_terminal:
+            line(progress)
             return
-        text = f"epoch {progress.epoch + 1}"
-        if progress.history:
-            last = progress.history[-1]
-            score = config.selection.upper()
-            median = "not finite" if last.median is None else f"{last.median:.4g}"
-            text += f", validation {score} {median} (median), {last.improved} members improved"
-            if progress.epoch:
-                pace = progress.seconds / (progress.epoch + progress.share)
-                if progress.most_epochs is not None:
-                    left = pace * (progress.most_epochs - progress.epoch - progress.share)
-                    text += f", at most {left:.0f} s left"
-        done = progress.epoch + progress.share
-        bar.update(task, total=progress.most_epochs, completed=done, description=text)
-        if not console.is_terminal and progress.epoch >= printed + 10:
-            printed = progress.epoch
-            console.print(f"world: {text}")
+        whole = progress.stage == "training"
+        bar.update(
+            task,
+            total=progress.most_epochs if whole else 1,
+            completed=progress.epoch + progress.share if whole else progress.share,
+            description=world_text(progress, config.selection),
+        )
 
     with bar:
         yield show

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from neubay.commands.options import action_bounds, numbers
-from neubay.commands.text import escape, harmless
+from neubay.commands.text import Console, escape, harmless
 from neubay.errors import ConfigError
 
 # Imports of ours happen inside the command: `--help` answers at once.
@@ -98,7 +97,7 @@ def _write(imported: Any, name: str, target: str, *, dry_run: bool, force: bool)
     dataset = Dataset.from_arrays(
         **imported.arrays, action_bounds=imported.action_bounds, name=name
     )
-    console = Console(highlight=False)
+    console = Console()
     _show(console, imported, dataset)
     if dry_run:
         console.print("Nothing is written (--dry-run).")

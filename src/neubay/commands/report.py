@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from neubay.commands.text import harmless
+from neubay.commands.text import say
 from neubay.errors import NeubayError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def report(
     paper: Annotated[str | None, tyro.conf.arg(metavar="TABLE", help_behavior_hint="")] = None,
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None,
     film: bool = True,
+    task_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
 ) -> None:
     """One page that shows what was learned, with its figures and tables as files.
 
@@ -43,6 +44,7 @@ def report(
             costs or neorl2.
         out: Where to write; by default report for runs, and nowhere for the paper's tables.
         film: Play an evaluation episode of a single finished run, to show it.
+        task_file: The task file of that run, where its environment is made by Python.
     """
     from neubay.report.parts import tables
     from neubay.report.runs import page
@@ -52,20 +54,20 @@ def report(
             raise NeubayError("either runs or --paper TABLE, not both")
         shown = page.paper_tables(paper)
         if out is None:
-            print("\n".join(tables.markdown(grid) for grid in shown.grids), end="")
+            say("\n".join(map(tables.markdown, shown.grids)).rstrip("\n"))
             return
     else:
         found, left_out = read_runs(runs)
         if len(found) == 1:
-            reel, maze = _episode(found[0]) if film else (None, None)
+            reel, maze = _episode(found[0], task_file) if film else (None, None)
             shown = page.one_run(found[0], reel=reel, maze=maze, left_out=left_out)
         else:
             shown = page.many_runs(found, left_out=left_out)
     folder = out or Path("report")
     paths = shown.save(folder)
     for grid in shown.grids:
-        print(tables.markdown(grid))
-    print(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
+        say(tables.markdown(grid))
+    say(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
 
 
 def read_runs(places: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:
@@ -75,7 +77,7 @@ def read_runs(places: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:
     left_out: list[str] = []
     found = records.read_all(list(places), left_out, preset_of)
     for problem in left_out:
-        print(harmless(f"warning: left out: {problem}"), file=sys.stderr)
+        say(f"warning: left out: {problem}", file=sys.stderr)
     return found, left_out
 
 
@@ -90,7 +92,10 @@ def preset_of(about: dict[str, Any]) -> dict[str, Any]:
             known.get(about["task"]), about["dataset"].get("published")
         )
         preset, variant = about.get("preset", "cpu"), about.get("variant", "neubay")
-        return config.resolve(published, preset, variant).model_dump()
+        settings = config.resolve(published, preset, variant)
+        if facts := about["dataset"].get("facts"):
+            settings = config.settle(settings, config.validated(config.Facts, facts))
+        return settings.model_dump()
     except (NeubayError, KeyError):
         own: dict[str, Any] = about["config"]
         return own
@@ -110,21 +115,26 @@ def watch(run: Run, /, *, port: int = 8765, host: str = "127.0.0.1", refresh: in
     if refresh < 1:
         raise NeubayError(f"--refresh {refresh}: must be at least 1 second")
     with serve.server(run, host=host, port=port, refresh=refresh) as listening:
-        print(f"{run} at {listening.address} (Ctrl-C ends it)", flush=True)
+        say(f"{run} at {listening.address} (Ctrl-C ends it)")
         if not listening.local:
-            print("anyone who reaches this machine can see it", file=sys.stderr)
+            say("anyone who reaches this machine can see it", file=sys.stderr)
         listening.serve_forever()
 
 
-def _episode(run: "RunRecord") -> tuple["Reel | None", "Picture | None"]:
+def _episode(
+    run: "RunRecord", task_file: Path | None = None
+) -> tuple["Reel | None", "Picture | None"]:
     """An episode of a finished run as a film, and for a maze where episodes went."""
     from neubay import film
     from neubay.report.parts.document import Picture
     from neubay.report.runs import figures, reel
+    from neubay.runs.rundir import POLICY_FILE
+    from neubay.tasks.files import read_task
 
     if run.summary is None or not run.directory.is_dir():  # a condensed run has no policy
         return None, None
-    policy, task = run.directory / "policy.npz", str(run.about["task"])
+    policy = run.directory / POLICY_FILE
+    task = str(run.about["task"]) if task_file is None else read_task(task_file)
     try:
         walked = film.maze_paths(policy, task, MAZE_EPISODES, run.seed)
         if walked is not None:  # a maze says more from above than from behind its walls

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
-from neubay.commands.text import escape
+from neubay.commands.text import Console, escape
 from neubay.errors import RunError
 from neubay.report.parts.numbers import number
 from neubay.runs import rundir
@@ -28,13 +27,19 @@ def list_runs(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
     Args:
         folder: Where the runs are.
     """
-    console, runs = Console(highlight=False), rundir.find(folder)
+    console, runs = Console(), rundir.find(folder)
     if not runs:
         console.print(f"{folder}: no runs", markup=False)
         return
-    table = Table("run", "state", "data", "variant", "seed", "steps", "return", "score", box=None)
-    for run in runs:
-        table.add_row(*_row(run))
+    columns = ["run", "state", "data", "variant", "seed", "steps", "return", "score"]
+    rows = [_row(run) for run in runs]
+    verdicts = [escape(str(run.summary.get("verdict") or "")) for run in runs]
+    if any(verdicts):  # runs of earlier versions have none
+        columns.append("verdict")
+        rows = [[*row, verdict] for row, verdict in zip(rows, verdicts, strict=True)]
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
 
 
@@ -51,11 +56,17 @@ def _row(run: Run) -> list[str]:
         escape(str(run.about.get("variant", ""))),
         str(config.get("seed", "")),
         steps,
-        *(
-            number(value) if is_number(value := summary.get(name)) else ""
-            for name in ("return_mean", "score")
-        ),
+        _return(summary),
+        number(score) if is_number(score := summary.get("score")) else "",
     ]
+
+
+def _return(summary: dict[str, Any]) -> str:
+    """As measured; where there is no environment, as the judge estimates it."""
+    if is_number(measured := summary.get("return_mean")):
+        return number(measured)
+    estimate = summary.get("estimate")
+    return f"≈{number(estimate)}" if is_number(estimate) else ""
 
 
 def _whole(value: Any) -> str:
@@ -70,7 +81,7 @@ def show(directory: tyro.conf.Positional[Path]) -> None:
     """
     if not rundir.is_run(directory):
         raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
-    console, run = Console(highlight=False), rundir.look(directory)
+    console, run = Console(), rundir.look(directory)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     for name, text in _lines(run).items():
@@ -124,7 +135,7 @@ def remove(directories: Directories, *, yes: tyro.conf.FlagCreatePairsOff[bool] 
         directories: The run directories.
         yes: Do not ask.
     """
-    console = Console(highlight=False)
+    console = Console()
     if not directories:
         raise RunError("nothing to remove: name a run directory or more")
     for directory in directories:  # all of them are checked before the first is removed

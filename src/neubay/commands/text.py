@@ -1,8 +1,13 @@
 """Text from files and names, made fit for a terminal."""
 
 import re
+import sys
+from collections.abc import Iterable
+from typing import Any
 
+import rich.console
 from rich import markup
+from rich.segment import Segment
 
 # Control characters but for line breaks and tabs, and what turns the direction of writing around.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -16,3 +21,20 @@ def harmless(text: str) -> str:
 def escape(text: str) -> str:
     """The same inside of rich's markup."""
     return markup.escape(harmless(text))
+
+
+class Console(rich.console.Console):
+    """Obeys nothing that is in a text, whoever wrote it: only what rich adds reaches the terminal
+    as commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
+
+    def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+        for segment in super().render(*arguments, **options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+def say(text: str, file: Any = None) -> None:
+    """Print a line as it is, for other programs to read, but for control characters."""
+    print(harmless(text), file=file or sys.stdout, flush=True)

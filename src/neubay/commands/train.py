@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from neubay.commands.options import TrainSettings, Unprefixed, parse, train_defaults
-from neubay.commands.text import escape
-from neubay.config import TrainConfig
+from neubay.commands.text import Console, escape
+from neubay.config import SelectionConfig, TrainConfig, known, settle, validated
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
@@ -31,9 +30,22 @@ class TrainFlags:
     """Write TensorBoard files into the run directory."""
     wandb: str | None = None
     """Project of Weights & Biases to log to."""
+    select: bool = True
+    """Judge the run's policies at its end, and say which to deploy, if any."""
+    baseline: bool = True
+    """Train a clone of the data to compare with."""
+    judge_seed: int = 0
+    """Decides the episodes that the judge is fitted on, its starts and random keys."""
     checkpoint_seconds: float = 30.0
     """Time between two checkpoints, at least; slow ones are made so rarely that they take 2 % of
     the time."""
+
+    @property
+    def selection(self) -> SelectionConfig | None:
+        if not self.select:
+            return None
+        judging = {"judge_seed": self.judge_seed, "baseline": self.baseline}
+        return validated(SelectionConfig, judging, "selection")
 
 
 def train(arguments: list[str]) -> int:
@@ -48,10 +60,10 @@ def train(arguments: list[str]) -> int:
         "command resumes a run that was interrupted.",
     )
     from neubay import experiment, world
-    from neubay.commands.display import stopped, told
+    from neubay.commands.display import show_selection, stopped, told
     from neubay.runs import rundir, tracking
 
-    console = Console(highlight=False)
+    console = Console()
     settings, config = flags.settings, flags.values
     dataset = named.load(told(console))
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
@@ -86,12 +98,14 @@ def train(arguments: list[str]) -> int:
             directory,
             fitted=fitted,
             about=about,
+            select=flags.selection,
             trackers=trackers,
             checkpoint_seconds=flags.checkpoint_seconds,
         )
     if finished:
         console.print("[bold]finished before[/]: nothing was trained, this is its result")
     _summary(console, result.summary, directory)
+    show_selection(console, directory / rundir.SELECTION)
     return 0
 
 
@@ -121,9 +135,10 @@ def run_shown(
 ) -> "Result":
     """`experiment.run` with its progress on the console."""
     from neubay import experiment
-    from neubay.commands.display import Display, live_display, told, world_progress
+    from neubay.commands.display import Display, live_display, stages, told, world_progress
 
-    display = Display(config.agent.steps, _data_return(dataset))
+    config = settle(config, dataset.facts)
+    display = Display(known(config.agent.steps), _data_return(dataset))
     with (
         live_display(console, display) as shown,
         world_progress(console, config.world) as progress,
@@ -134,6 +149,7 @@ def run_shown(
             directory,
             trackers=(*trackers, shown),
             world_progress=progress,
+            stage_progress=stages(console, display),
             tell=told(console),
             **options,
         )

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from neubay import published
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
-from neubay.commands.text import escape
+from neubay.commands.text import Console, escape
 from neubay.config import WorldConfig
 
 if TYPE_CHECKING:
-    from neubay.world import FittedWorld
+    from neubay.world import FittedWorld, TerminationRecord
+
+AGES = (1, 10, 100, 500)
+"""Steps of an episode after which the share that still runs is shown."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,16 @@ def train(arguments: list[str]) -> int:
     from neubay import preflight, world
     from neubay.commands.display import stopped, told, world_progress
 
-    console = Console(highlight=False)
+    console = Console()
     settings, config = flags.settings, flags.values
     dataset = named.load(told(console))
     directory = flags.out or world.world_directory(dataset, config, flags.seed)
     console.print(
         f"[bold]{escape(dataset.name)}[/]: {len(dataset.world_rows):,} transitions; preset "
         f"{settings.preset_name}: {config.pool} members of {config.depth} x "
-        f"{config.width}, the best {config.members} kept\nworld directory {directory}"
+        f"{config.width}, the best {config.members} kept\nworld directory {escape(str(directory))}"
     )
+    world.tell_choice(dataset, config, told(console))
     if not world.is_whole(directory):
         preflight.check_world_memory(dataset, config)
     command = shlex.join(["neubay", "world", *arguments])
@@ -69,14 +72,14 @@ def train(arguments: list[str]) -> int:
 
 
 def info(directory: tyro.conf.Positional[Path]) -> None:
-    """Show what a world directory holds.
+    """Show what a world directory holds, or the world of a run.
 
     Args:
-        directory: what `neubay world` wrote.
+        directory: what `neubay world` wrote, or a run directory.
     """
     from neubay import world
 
-    show(Console(highlight=False), world.load(directory))
+    show(Console(), world.load(directory))
 
 
 def show(console: Console, fitted: "FittedWorld") -> None:
@@ -101,8 +104,38 @@ def show(console: Console, fitted: "FittedWorld") -> None:
         f"learning rate {config.learning_rate:g}, batch {config.batch}",
         "uncertainty": f"{config.quantifier}, mean {fitted.mean_uncertainty:.4g}",
         "thresholds (zeta)": ", ".join(thresholds),
+        **({} if fitted.termination is None else _termination(fitted.termination)),
         "versions": ", ".join(f"{name} {value}" for name, value in fitted.provenance.items()),
     }
     for name, text in rows.items():
-        table.add_row(name, text)
+        table.add_row(name, escape(text))
     console.print(table)
+
+
+def _termination(record: "TerminationRecord") -> dict[str, str]:
+    """What ends an episode, as far as it was learned."""
+    steps = record.survival["steps"]
+    shown = [steps.index(max(s for s in steps if s <= age)) for age in AGES if age <= steps[-1]]
+    alive = [
+        f"{steps[place]:.0f}: {record.survival['data'][place]:.0%} / "
+        f"{record.survival['recorded'][place]:.0%} / {record.survival['imagined'][place]:.0%}"
+        for place in dict.fromkeys((*shown, len(steps) - 1))
+    ]
+    apart = record.false_alarms_apart
+    by = "drawn by probability" if record.drawn else "by a threshold"
+    return {
+        "termination": f"learned from {record.ends:,} ends of {record.episodes:,} episodes, {by}",
+        "  held out": f"{record.held_out_ends:,} ends in {record.held_out_steps:,} steps: "
+        f"precision {_percent(record.precision)}, recall {_percent(record.recall)}",
+        "  false alarms": f"{1000 * record.false_alarms:.3g} per 1,000 steps; "
+        + ("" if apart is None else f"{1000 * apart:.3g} where no end follows within ten steps ")
+        + f"(95 %: at most {1000 * record.false_alarms_apart_at_most:.3g})",
+        "  ends per 1,000": f"data {1000 * record.rate:.3g}, "
+        f"heads {1000 * record.rate_recorded:.3g}, "
+        f"heads on imagined steps {1000 * record.rate_imagined:.3g}",
+        "  still running after": "data / heads / imagined: " + ", ".join(alive),
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from neubay.data.rows import BLOCK_ROWS, Column, spans
-from neubay.errors import DatasetError, TaskError
+from neubay.errors import DatasetError, TaskError, reason
 from neubay.tasks import ContinuousActions, DiscreteActions
 
 CHUNK_CACHE = 16 << 20
@@ -72,8 +72,7 @@ def _kind(path: Path) -> str:
             beginning = file.read(8)
         is_hdf5 = beginning == _HDF5_SIGNATURE or h5py.is_hdf5(path)
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise DatasetError(f"{path}: cannot be read: {reason}. Check the path.") from None
+        raise DatasetError(f"{path}: cannot be read: {reason(problem)}. Check the path.") from None
     if is_hdf5:
         return "hdf5"
     if beginning.startswith(b"PK"):

@@ -175,13 +175,13 @@ class Jumps:
 
 
 class Ends:
-    """Episodes that no flag ends, and terminal steps that are lost."""
+    """Episodes that no flag ends, and terminal steps that lead nowhere."""
 
     def __init__(self, rows: Rows, task: Task, flags: Flags) -> None:
         self._rows = rows
         # Where episodes run on after a terminal, the last row's is one of many.
-        self._can_lose = rows.next_states is None and not task.split_by_timeouts_only
-        self._terminals_lost = Tally()
+        self._unknown_ends = rows.next_states is None and not task.split_by_timeouts_only
+        self._terminals = Tally()
         self._flagged = self._last_is_flagged()
         self._any_flag = bool(flags.terminals.any() or flags.ends[:-1].any())
 
@@ -195,8 +195,8 @@ class Ends:
         )
 
     def see(self, block: Block) -> None:
-        if self._can_lose:
-            self._terminals_lost.add(np.flatnonzero(block.terminals & block.ends) + block.begin)
+        if self._unknown_ends:
+            self._terminals.add(np.flatnonzero(block.terminals & block.ends) + block.begin)
 
     def findings(self) -> Iterator[Finding]:
         file, last = self._rows.file, len(self._rows) - 1
@@ -219,14 +219,14 @@ class Ends:
                 "no flag ends the last episode",
                 "It is taken as cut off there; mark its last row as a timeout",
             )
-        if self._terminals_lost.count:
+        if self._terminals.count:
             yield Finding(
-                "warning",
+                "note",
                 file,
                 self._rows.terminals.key,
-                self._terminals_lost.first,
-                f"{self._terminals_lost} terminal, but without a stored successor: the steps into "
-                "the terminal states are lost",
+                self._terminals.first,
+                f"{self._terminals} terminal, but without a stored successor: the agent learns "
+                "that episodes end there, the world does not learn what leads there",
                 "Store the successors under 'next_observations'",
             )
 
@@ -281,12 +281,15 @@ class Episodes:
         lengths = np.diff(last, prepend=-1)
         first = last - lengths + 1
         stored = self._rows.next_states is not None
-        steps = lengths if stored else lengths - 1
+        terminal = np.concatenate(self._terminal)
+        steps = lengths if stored else lengths - ~terminal  # the others' last step is dropped
+        if not stored and lengths.max() == 1:  # no step of them leads to anywhere known
+            steps = lengths - 1
         yield from self._short(first, steps)
         if self._horizon_known:
             yield from self._long(first, steps)
         else:
-            yield from self._unclear_horizon(first, steps, np.concatenate(self._terminal))
+            yield from self._unclear_horizon(first, steps, terminal)
         yield from self._duplicates(first, lengths, prints)
 
     def _short(self, first: np.ndarray, steps: np.ndarray) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from neubay import __version__
 from neubay import tape as tapes
@@ -88,6 +88,11 @@ def write(
     place for them (Minari). Nothing is overwritten unless `force` is given.
     """
     place = parse_target(target)
+    if place.layout == "minari" and not dataset.flat.successors:
+        raise DatasetError(
+            f"target '{target}': Minari stores the state that an episode ended in, and "
+            f"'{dataset.name}' does not have that of its terminal ones; choose OUT.hdf5."
+        )
     if not force:
         refuse_existing(place.path)
     about = _about(dataset, provenance)
@@ -176,8 +181,9 @@ def _preimage(
 
 
 def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
-    """D4RL's locomotion layout: one row per transition, with `next_observations`."""
-    task = dataset.task
+    """D4RL's locomotion layout: one row per transition, with `next_observations`. Where the source
+    did not store where terminal steps led, Adroit's: one row per state."""
+    task, flat = dataset.task, dataset.flat
     discrete = isinstance(task.actions, DiscreteActions)
     columns = {
         "observations": ((task.state_size,), np.float32),
@@ -187,21 +193,21 @@ def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
         "terminals": ((), np.bool_),
         "timeouts": ((), np.bool_),
     }
-    is_transition = tapes.has_successor(np.asarray(dataset.tape.start))
+    if not flat.successors:
+        del columns["next_observations"]
     with h5py.File(path, "w") as file:
         for key, (shape, dtype) in columns.items():
-            file.create_dataset(key, (dataset.transitions, *shape), dtype)
-        end = 0
-        for first in range(0, len(is_transition), _BLOCK_ROWS):
-            rows = first + np.flatnonzero(is_transition[first : first + _BLOCK_ROWS])
-            steps, after = dataset.take(rows), dataset.take(rows + 1)
-            begin, end = end, end + len(rows)
+            file.create_dataset(key, (len(flat.row), *shape), dtype)
+        for begin in range(0, len(flat.row), _BLOCK_ROWS):
+            rows = flat.row[begin : begin + _BLOCK_ROWS]
+            steps, end = dataset.take(rows), begin + len(rows)
             file["observations"][begin:end] = steps.state
-            file["next_observations"][begin:end] = after.state
+            if flat.successors:
+                file["next_observations"][begin:end] = dataset.take(rows + 1).state
             file["actions"][begin:end] = environment_actions(task, np.asarray(steps.action))
             file["rewards"][begin:end] = raw_rewards(task, np.asarray(steps.reward))
             file["terminals"][begin:end] = steps.terminated
-        file["timeouts"][:] = _timeouts(dataset)
+        file["timeouts"][:] = flat.timeout
         for key, value in about.items():
             if value is not None:
                 file.attrs[key] = value if isinstance(value, str) else json.dumps(value)
@@ -209,16 +215,6 @@ def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
             file.attrs[ACTION_COUNT] = task.actions.n
         else:
             file.attrs[ACTION_LOW], file.attrs[ACTION_HIGH] = task.actions.low, task.actions.high
-
-
-def _timeouts(dataset: Dataset) -> Bool[np.ndarray, " transitions"]:
-    """Per transition: the last of its episode without being terminal, or, where only timeouts end
-    an episode, the last of its episode."""
-    first, length = dataset.bounds
-    terminal = np.asarray(dataset.tape.terminated[first + length - 1])
-    timeouts = np.zeros(dataset.transitions, bool)
-    timeouts[np.cumsum(length) - 1] = ~terminal | dataset.task.split_by_timeouts_only
-    return timeouts
 
 
 # --- Minari --------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """The dataset: a tape, the task it belongs to, and where it came from."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from neubay.config import Facts
 from neubay.data.layout import Bound, tape_of
 from neubay.data.rows import Column, Rows, spans
 from neubay.data.store import FIELDS, fields, gather, release
@@ -22,6 +24,24 @@ PIECE_ROWS = 1 << 18
 """Rows looked at together when the whole tape is read; bounds memory where it is mapped."""
 
 ArrayLike = np.ndarray | Sequence[Any]
+
+
+class Ranges(NamedTuple):
+    """The lowest and the highest values that data holds; actions are those of the tape."""
+
+    observation_low: Float[np.ndarray, " s"]
+    observation_high: Float[np.ndarray, " s"]
+    action_low: Float[np.ndarray, " a"]
+    action_high: Float[np.ndarray, " a"]
+
+
+class FlatRows(NamedTuple):
+    """A tape without its structure: a row per step, with successors; or, where the source did not
+    store where terminal steps led, a row per state, without."""
+
+    row: Int[np.ndarray, " n"]  # of the tape
+    timeout: Bool[np.ndarray, " n"]  # ends an episode that is not terminal, or is ended by it only
+    successors: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +81,8 @@ class Dataset:
             timeouts: the step was the last of its episode, for another reason. Without them, an
                 episode ends at terminals, where `next_states` jumps, and at the task's horizon.
             next_states: s_{i+1}. With them, an episode keeps its last step; without, its last
-                row has no successor and gives the final state only.
+                row has no successor: the step is kept if it is terminal, or else the row gives
+                the final state only.
             task: the task or the name of one; none makes one with the data's sizes, without
                 environment and termination rule.
             action_bounds: low and high of continuous actions where there is no task; [-1, 1]
@@ -183,9 +204,15 @@ class Dataset:
         return Prefix(first=self.bounds[0], length=length)
 
     @cached_property
+    def recorded_successor(self) -> Bool[np.ndarray, " rows"]:
+        """Rows whose next row is data: all, but the terminal steps of which the source did not
+        store where they led."""
+        return np.append(np.asarray(self.tape.real)[1:], True)
+
+    @cached_property
     def world_rows(self) -> Int[np.ndarray, " transitions"]:
         """Rows whose transition the world model trains on."""
-        used = has_successor(np.asarray(self.tape.start))
+        used = has_successor(np.asarray(self.tape.start)) & self.recorded_successor
         terminated = np.asarray(self.tape.terminated)
         if self.task.world_skips_timeouts:
             first, length = self.bounds
@@ -194,6 +221,19 @@ class Dataset:
         if self.task.world_skips_terminals:
             used &= ~terminated
         return np.flatnonzero(used)
+
+    @cached_property
+    def flat(self) -> FlatRows:
+        """The tape in the D4RL manner, as it can be read again."""
+        first, length = self.bounds
+        terminated, real = np.asarray(self.tape.terminated), np.asarray(self.tape.real)
+        successors = bool(real.all())
+        used = has_successor(np.asarray(self.tape.start)) if successors else real
+        last = first + length - (True if successors else ~real[first + length])
+        timeout = np.zeros(len(used), bool)
+        timeout[last] = ~terminated[last] | self.task.split_by_timeouts_only
+        rows = np.flatnonzero(used)
+        return FlatRows(rows, timeout[rows], successors)
 
     @cached_property
     def returns(self) -> Float[np.ndarray, " episodes"]:
@@ -210,6 +250,33 @@ class Dataset:
         return returns
 
     @cached_property
+    def ranges(self) -> Ranges:
+        """What states and actions span."""
+        acts = has_successor(np.asarray(self.tape.start))  # an episode's last row has no action
+        lows, highs = [], []
+        for begin, piece in self.pieces():
+            state, action = np.asarray(piece.state), np.asarray(piece.action)
+            done = action[acts[begin : begin + len(action)]]
+            lows.append([state.min(axis=0), done.min(axis=0, initial=np.inf)])
+            highs.append([state.max(axis=0), done.max(axis=0, initial=-np.inf)])
+        low, high = (
+            [extreme(each, axis=0) for each in zip(*found, strict=True)]
+            for extreme, found in ((np.min, lows), (np.max, highs))
+        )
+        return Ranges(low[0], high[0], low[1], high[1])
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What settings may follow from."""
+        squares = sum(
+            float(np.square(np.asarray(piece.reward, np.float64)).sum())
+            for _, piece in self.pieces()
+        )
+        return Facts(
+            horizon=self.task.horizon, reward_rms=math.sqrt(squares / max(self.transitions, 1))
+        )
+
+    @cached_property
     def hash(self) -> str:
         """Hash of the content: equal tapes have equal hashes, whatever file they came from."""
         digest = sha256()
@@ -219,6 +286,11 @@ class Dataset:
                 digest.update(np.ascontiguousarray(field[begin:end]).data)
                 release(self.tape)
         return digest.hexdigest()[:32]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Its name and its hash: what is trained on it says so."""
+        return {"name": self.name, "hash": self.hash}
 
     def tell_assumed_bounds(self, tell: Tell) -> None:
         """Say which bounds of continuous actions were assumed, and what the data uses of them."""

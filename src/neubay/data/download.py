@@ -29,7 +29,7 @@ from neubay.data.catalogue import (
     published_file,
 )
 from neubay.data.files import cache_directory, written_whole
-from neubay.errors import DatasetError
+from neubay.errors import DatasetError, reason
 from neubay.runs.files import file_hash
 from neubay.tasks import get_task
 
@@ -151,7 +151,7 @@ def download(
         _discard(part)
     except OSError as error:
         raise DatasetError(
-            f"{target}: cannot be written: {error.strerror or error}. Choose another folder with "
+            f"{target}: cannot be written: {reason(error)}. Choose another folder with "
             f"--out, or set NEUBAY_CACHE."
         ) from error
     return target

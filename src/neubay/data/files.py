@@ -8,7 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from neubay.errors import DatasetError
+from neubay.errors import DatasetError, reason
 from neubay.runs.files import atomic
 
 CACHE_VARIABLE = "NEUBAY_CACHE"
@@ -37,7 +37,7 @@ def written_whole(target: Path, *, overwrite: bool) -> Iterator[Path]:
             yield draft
     except OSError as error:
         raise DatasetError(
-            f"{target}: cannot be written: {error.strerror or error}. "
+            f"{target}: cannot be written: {reason(error)}. "
             "Choose a path in a folder you may write to."
         ) from error
 

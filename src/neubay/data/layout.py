@@ -1,8 +1,10 @@
 """From rows to a tape: every value is checked, scaled and written to its row.
 
-Where a source stores successors, an episode of L rows has L steps. Where it does not, the last
-row of an episode has no successor: it becomes the tape's s_L row, and its action, reward and
-flags are dropped; an episode of a single row has no step at all and is left out.
+Where a source stores successors, an episode of L rows has L steps. Where it does not, the last row
+of an episode has no successor. If it ended in a terminal, no value depends on what that state was:
+the step is kept, and the state before stands in for it, on a row that is not `real`. Else the row
+becomes the tape's s_L row, and its action, reward and flags are dropped; an episode of a single
+such row has no step at all and is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,9 +85,8 @@ def meaning(task: Task) -> list[Any]:
 
 def lay_out(rows: Rows, task: Task, flags: Flags, writer: TapeWriter) -> None:
     """Read the rows, check every value, and write them as a tape of the task."""
-    for block in blocks(rows, flags):
-        write_block(block, rows.keys, task, writer)
-    if not writer.rows:
+    steps = sum(write_block(block, rows.keys, task, writer) for block in blocks(rows, flags))
+    if not steps:
         raise error(
             rows.file,
             rows.states.key,
@@ -95,18 +96,21 @@ def lay_out(rows: Rows, task: Task, flags: Flags, writer: TapeWriter) -> None:
         ).as_error()
 
 
-def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> None:
-    """Check one block and write it."""
+def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> int:
+    """Check one block and write it. Returns the steps whose successor is known."""
     numbers = range(block.begin, block.begin + len(block.states))
     states = _finite(block.states, keys.file, keys.states, numbers)
     rewards = _finite(block.rewards, keys.file, keys.rewards, numbers)
     actions = _unit_actions(block.actions, task, keys, numbers)
-    # The last row of an episode is on the tape twice where its successor is stored, which is put
-    # into the copy, and not at all where it is the only one and has no successor.
+    # The last row of an episode is on the tape twice where its step is kept, whose successor is put
+    # into the copy, and not at all where it is the only one and its step is not kept.
     stored = block.next_states is not None
-    odd = np.flatnonzero(block.ends if stored else block.ends & block.starts)
-    copies = 2 if stored else 0
-    out = writer.extend(len(states) + (copies - 1) * len(odd))
+    kept = block.ends & (stored | block.terminals)
+    ends = np.flatnonzero(block.ends & (kept | ~block.starts))
+    odd = np.flatnonzero(kept | (block.ends & block.starts))
+    copies = np.where(kept[odd], 2, 0)
+    shifts = np.append(0, np.cumsum(copies - 1))
+    out = writer.extend(len(states) + int(shifts[-1]))
     copy = _copier(len(states), odd, copies)
     for field, values in zip(
         fields(out), (states, actions, rewards, block.terminals, block.starts), strict=False
@@ -115,23 +119,24 @@ def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> Non
     out.real[:] = True
     if task.reward_shift:
         out.reward[:] += np.float32(task.reward_shift)
+    final = ends + shifts[np.searchsorted(odd, ends)] + kept[ends]
     if block.next_states is not None:
-        final = odd + np.arange(1, 1 + len(odd))
         # The other successors are the next row's state, and are checked as such.
         out.state[final] = _finite(
-            block.next_states[odd], keys.file, keys.next_states, odd + block.begin
+            block.next_states[ends], keys.file, keys.next_states, ends + block.begin
         )
     else:
-        ends = np.flatnonzero(block.ends & ~block.starts)
-        final = ends - np.searchsorted(odd, ends)
+        unknown = final[kept[ends]]
+        out.state[unknown], out.real[unknown] = out.state[unknown - 1], False
     out.action[final] = 0
     out.reward[final] = 0
     out.terminated[final] = False
     out.start[final] = False
+    return len(out.start) - len(final) - int((~out.real).sum())
 
 
 def _copier(
-    rows: int, odd: Int[np.ndarray, " odd"], copies: int
+    rows: int, odd: Int[np.ndarray, " odd"], copies: Int[np.ndarray, " odd"]
 ) -> Callable[[np.ndarray, np.ndarray], object]:
     """A function that copies rows in their order, once each, but the odd ones `copies` times
     (2, of which the second is left to be filled in, or 0)."""
@@ -143,7 +148,7 @@ def _copier(
         return lambda values, out: np.take(values, row, axis=0, out=out, mode="clip")
     begins = np.append(0, odd + 1)
     ends = np.append(odd + copies // 2, rows)
-    places = begins + (copies - 1) * np.arange(len(begins))
+    places = begins + np.append(0, np.cumsum(copies - 1))
     runs = list(zip(begins.tolist(), ends.tolist(), places.tolist(), strict=True))
 
     def copy(values: np.ndarray, out: np.ndarray) -> None:
@@ -155,7 +160,8 @@ def _copier(
 
 def expected_rows(rows: Rows, flags: Flags) -> int:
     """Rows of the tape, if the flags mark all episode ends."""
-    return len(rows) + (int(flags.ends.sum()) if rows.next_states is not None else 0)
+    stored = rows.next_states is not None
+    return len(rows) + int((flags.ends & (stored | flags.terminals)).sum())
 
 
 # --------------------------------------------------------------------------------- values

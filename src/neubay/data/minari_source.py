@@ -229,8 +229,9 @@ def _folder(where: str) -> Path:
         if is_minari_folder(stored):
             return stored
     raise DatasetError(
-        f"'minari:{where}': no such folder, and no dataset of that id in {stored.parent}. Fetch it "
-        f"with 'minari download {where}', or set MINARI_DATASETS_PATH to where it is."
+        f"'minari:{where}': no such folder, and no dataset of that id in {stored.parent}. Fetch "
+        f"it: pip install 'minari[hf]' && minari download {where}; or set MINARI_DATASETS_PATH to "
+        "where it is."
     )
 
 

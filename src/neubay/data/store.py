@@ -14,20 +14,17 @@ import numpy as np
 from jaxtyping import Int
 
 from neubay.data.files import CACHE_VARIABLE, cache_directory, written_whole
-from neubay.errors import DatasetError
+from neubay.errors import DatasetError, reason
 from neubay.tape import Tape
 
 MEMORY_LIMIT = 1 << 30
 """Bytes of a tape beyond which it is kept in files and memory-mapped."""
 
-CACHE_LAYOUT = 1
+CACHE_LAYOUT = 2
 """Counted up when the meaning of the cached files changes."""
 
 FIELDS = ("state", "action", "reward", "terminated", "start", "real")
 """The fields of a tape that data has: all but the penalty of imagined rows."""
-
-STORED = FIELDS[:-1]
-"""The fields that are files in the cache; every row of a dataset is real."""
 
 
 def fields(tape: Tape) -> list[np.ndarray]:
@@ -102,7 +99,7 @@ class FolderWriter:
         self._buffer = allocate(0, *self._sizes)
         self._open_files = ExitStack()
         self._files = [
-            self._open_files.enter_context((folder / f"{name}.npy").open("wb")) for name in STORED
+            self._open_files.enter_context((folder / f"{name}.npy").open("wb")) for name in FIELDS
         ]
         self._write_headers()
 
@@ -187,7 +184,7 @@ def _open(folder: Path, sizes: tuple[int, int]) -> Tape | None:
     """The tape in a folder of the cache; none if it is absent or damaged."""
     try:
         # Never unpickles: a memory map can only be of plain values.
-        arrays = [np.lib.format.open_memmap(folder / f"{name}.npy", mode="r") for name in STORED]
+        arrays = [np.lib.format.open_memmap(folder / f"{name}.npy", mode="r") for name in FIELDS]
     except (OSError, ValueError, EOFError):
         return None
     sound = all(
@@ -197,11 +194,11 @@ def _open(folder: Path, sizes: tuple[int, int]) -> Tape | None:
     )
     if not sound:
         return None
-    state, action, reward, *flags = arrays
-    terminated, start = (np.array(flag) for flag in flags)  # small, and always needed whole
-    real = np.broadcast_to(np.True_, start.shape)
-    terminated.flags.writeable = start.flags.writeable = False
-    return Tape(state, action, reward, terminated, start, real)
+    state, action, reward, *mapped = arrays
+    flags = [np.array(flag) for flag in mapped]  # small, and always needed whole
+    for flag in flags:
+        flag.flags.writeable = False
+    return Tape(state, action, reward, *flags)
 
 
 def _check_room(folder: Path, size: int) -> None:
@@ -213,8 +210,7 @@ def _check_room(folder: Path, size: int) -> None:
         writable = os.access(folder, os.W_OK)
     except OSError as problem:
         raise DatasetError(
-            f"{folder}: the cache for large datasets cannot be made: "
-            f"{problem.strerror or problem}. {remedy}."
+            f"{folder}: the cache for large datasets cannot be made: {reason(problem)}. {remedy}."
         ) from None
     if not writable:
         raise DatasetError(f"{folder}: the cache for large datasets cannot be written. {remedy}.")

@@ -68,7 +68,11 @@ class Histogram:
         # successes are two bars, equal returns are one.
         bins = min(24, 2 * math.ceil(math.sqrt(len(values))))
         different = len(np.unique(values.astype(np.float32)))
-        counts, edges = np.histogram(values, bins=min(bins, different))
+        low, high = float(values.min()), float(values.max())
+        if different == 1:  # NumPy's half on each side is nothing beside a huge value
+            half = max(0.5, abs(low) * 1e-6)
+            low, high = low - half, high + half
+        counts, edges = np.histogram(values, bins=min(bins, different), range=(low, high))
         return cls(edges.tolist(), counts.tolist())
 
     def coarser(self) -> "Histogram":

@@ -26,7 +26,6 @@ from neubay.data.rows import (
 from neubay.data.sources import Bounds, locate, open_source
 from neubay.data.store import MEMORY_LIMIT, gather
 from neubay.errors import NeubayError
-from neubay.tape import transition_rows
 from neubay.tasks import DiscreteActions, Task, get_task
 
 
@@ -156,13 +155,8 @@ class _EnvironmentActions:
 
 
 def _rows_of_tape(dataset: Dataset) -> Rows:
-    """The steps of a tape as flat rows with successors; a row is a step, counted over all."""
-    tape = dataset.tape
-    steps = transition_rows(np.asarray(tape.start))
-    first, length = dataset.bounds
-    timeouts = np.zeros(len(tape.start), dtype=bool)
-    last = first + length - 1
-    timeouts[last] = ~np.asarray(tape.terminated)[last] | dataset.task.split_by_timeouts_only
+    """A tape as flat rows, counted over all."""
+    tape, (steps, timeouts, successors) = dataset.tape, dataset.flat
 
     def column(key: str, values: Any, rows: np.ndarray) -> Column:
         return Column(key, _Picked(values, rows))
@@ -174,6 +168,6 @@ def _rows_of_tape(dataset: Dataset) -> Rows:
         actions=Column("actions", _EnvironmentActions(_Picked(unit, steps), dataset.task)),
         rewards=column("rewards", tape.reward, steps),
         terminals=column("terminals", tape.terminated, steps),
-        timeouts=column("timeouts", timeouts, steps),
-        next_states=column("next_states", tape.state, steps + 1),
+        timeouts=Column("timeouts", timeouts),
+        next_states=column("next_states", tape.state, steps + 1) if successors else None,
     )

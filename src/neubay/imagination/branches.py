@@ -1,7 +1,7 @@
 """Where rollouts begin: histories h_t of the data, and the policy's memory of them."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,24 +27,24 @@ class Branches(NamedTuple):
 
 
 def draw_histories(
-    rng: np.random.Generator,
-    histories: Prefix,
-    count: int,
-    start: Literal["any", "initial"] = "any",
+    rng: np.random.Generator, histories: Prefix, count: int, initial_share: float = 0.0
 ) -> Prefix:
-    """Draw h_t uniformly over every time step of every episode, or at s_0 of a random episode.
+    """Draw h_t uniformly over every time step of every episode; a share of them at s_0 of a random
+    episode.
 
     The longest come first: reading them back then costs less.
     """
-    if start == "initial":
-        episode = rng.integers(len(histories.first), size=count)
-        return Prefix(histories.first[episode], np.zeros_like(histories.length[episode]))
+    initial = round(initial_share * count)
     ends = np.cumsum(histories.length + 1)  # h_t exists for every t in 0 .. length
-    draw = rng.integers(ends[-1], size=count)
+    draw = rng.integers(ends[-1], size=count - initial)
     episode = np.searchsorted(ends, draw, side="right")
     length = draw - (ends - histories.length - 1)[episode]
     order = np.argsort(-length, kind="stable")
-    return Prefix(histories.first[episode][order], length[order])
+    from_start = rng.integers(len(histories.first), size=initial)
+    return Prefix(
+        histories.first[np.append(episode[order], from_start)],
+        np.append(length[order], np.zeros(initial, length.dtype)),
+    )
 
 
 def draw_members(rng: np.random.Generator, count: int, members: int) -> Int[np.ndarray, " k"]:

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from neubay.tape import AgentInput
 
@@ -17,6 +17,21 @@ class Dynamics(Protocol):
         self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
     ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
         """(s', r) ~ m_theta(s, a), each rollout in its own member and from its own key."""
+        ...
+
+
+@runtime_checkable
+class EndingDynamics(Dynamics, Protocol):
+    """Members that have learned what ends an episode."""
+
+    def terminal(
+        self,
+        state: Float[Array, "k s"],
+        action: Float[Array, "k a"],
+        next_state: Float[Array, "k s"],
+        keys: Key[Array, " k"],
+    ) -> Bool[Array, " k"]:
+        """f_term(s, a, s'), each rollout by its own member, from the keys of that step."""
         ...
 
 

@@ -130,7 +130,8 @@ def _take_block(
         dynamics = world.select(drawn.member) if rules.redraw_member else members
         next_state, reward = dynamics.sample(state, action, drawn.world_key)
         # terminal: d_{t+1} = f_term(s_t, a_t, s_{t+1}), or t + 1 >= T
-        ending = rules.ending(state, action, next_state, reward, live.time + 1, number + done + 1)
+        terminal = rules.terminal(dynamics, state, action, next_state, drawn.world_key)
+        ending = rules.ending(terminal, next_state, reward, live.time + 1, number + done + 1)
         unknown = jnp.zeros_like(reward)  # U, until the block is full
         row = Steps(live.slot, live.running, state, action, reward, next_state, unknown, ending)
         block = block.write(done, jax.tree.map(lambda leaf: leaf[None], row))

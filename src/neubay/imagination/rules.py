@@ -5,9 +5,10 @@ import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay.config import RolloutConfig
+from neubay.config import EndedBy, RolloutConfig
+from neubay.imagination.protocols import Dynamics, EndingDynamics
 from neubay.tasks import Task, Termination
 
 
@@ -36,7 +37,9 @@ class Rules:
     horizon: int
     """T, the maximum episode length in steps, those of the history included."""
     termination: Termination | None = None
-    """f_term(s, a, s'); none where no state is terminal."""
+    """f_term(s, a, s') where it is known; none where no state is terminal, or `learned`."""
+    learned: bool = False
+    """f_term is each member's own, learned from the data."""
     threshold: float = math.inf
     """U(zeta)."""
     max_steps: int | None = None
@@ -50,12 +53,19 @@ class Rules:
 
     @classmethod
     def of(
-        cls, config: RolloutConfig, task: Task, *, threshold: float, mean_uncertainty: float
+        cls,
+        config: RolloutConfig,
+        task: Task,
+        *,
+        threshold: float,
+        mean_uncertainty: float,
+        termination: EndedBy = "rule",
     ) -> "Rules":
         """The rules of a configuration; `threshold` is U(zeta), or infinity for none."""
         return cls(
             horizon=task.horizon,
-            termination=task.termination,
+            termination=task.termination if termination == "rule" else None,
+            learned=termination == "learned",
             threshold=threshold,
             max_steps=config.horizon,
             penalty=config.penalty / mean_uncertainty if config.penalty else 0.0,
@@ -77,10 +87,25 @@ class Rules:
     def penalised(self) -> bool:
         return self.penalty > 0 or self.halt_penalty is not None
 
-    def ending(
+    def terminal(
         self,
+        dynamics: Dynamics,
         state: Float[Array, "w s"],
         action: Float[Array, "w a"],
+        next_state: Float[Array, "w s"],
+        keys: Key[Array, " w"],
+    ) -> Bool[Array, " w"]:
+        """f_term(s, a, s'): the task's, or that of the member in which a rollout lives."""
+        if self.learned:
+            assert isinstance(dynamics, EndingDynamics)
+            return dynamics.terminal(state, action, next_state, keys)
+        if self.termination is None:
+            return jnp.zeros(len(state), bool)
+        return self.termination(state, action, next_state)
+
+    def ending(
+        self,
+        terminal: Bool[Array, " w"],
         next_state: Float[Array, "w s"],
         reward: Float[Array, " w"],
         time: Int[Array, " w"],
@@ -89,11 +114,12 @@ class Rules:
         """An `Ending` for each rollout that has come to t + 1 = `time` in `steps` imagined steps:
         the first reason that holds, uncertainty aside."""
         finite = jnp.isfinite(next_state).all(axis=-1) & jnp.isfinite(reward)
-        reasons = {Ending.NON_FINITE: ~finite}
-        if self.termination is not None:
-            reasons[Ending.TERMINAL] = self.termination(state, action, next_state)
-        reasons[Ending.TIMEOUT] = time >= self.horizon
-        reasons[Ending.HORIZON] = jnp.full_like(finite, steps >= self.steps)
+        reasons = {
+            Ending.NON_FINITE: ~finite,
+            Ending.TERMINAL: terminal,
+            Ending.TIMEOUT: time >= self.horizon,
+            Ending.HORIZON: jnp.full_like(finite, steps >= self.steps),
+        }
         return _first(reasons, jnp.int8(Ending.NONE))
 
     def cut(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from neubay.errors import RunError
+from neubay.errors import RunError, reason
 from neubay.runs.files import (
     Arrays,
     Tree,
@@ -33,7 +33,7 @@ from neubay.runs.files import (
     write_arrays,
 )
 from neubay.runs.messages import Tell, log
-from neubay.runs.signals import Stopped
+from neubay.runs.signals import Stopped, uncut
 
 LAYOUT = 3
 """Version of a checkpoint. 1 and 2, of neubay 0.1, had other files, which are not read."""
@@ -183,7 +183,7 @@ class Checkpoints:
     def _write(self, target: Path, note: dict[str, Any], slices: Iterable[Arrays]) -> None:
         slices = list(slices)
         try:
-            with atomic(target) as draft:
+            with uncut(), atomic(target) as draft:
                 draft.mkdir()
                 for number, arrays in enumerate(slices):
                     write_arrays(draft / f"{number:04d}.npz", arrays)
@@ -194,7 +194,7 @@ class Checkpoints:
             size = sum(array.nbytes for part in slices for array in part.values())
             raise RunError(
                 f"{target}: {size / 1e6:.1f} MB could not be written: "
-                f"{getattr(error, 'strerror', None) or error}. The checkpoints before it are "
+                f"{reason(error)}. The checkpoints before it are "
                 "untouched: make room, and give the same command to resume"
             ) from None
 
@@ -204,9 +204,19 @@ class Checkpoints:
         return self.log_file.stat().st_size
 
     def _cut_log(self, size: int) -> None:
-        if self._log_bytes() and self.log_file is not None:
+        """Back to its length at the checkpoint. Where it is shorter, rows of the curves are lost,
+        and that is all: a checkpoint needs none of them."""
+        if self.log_file is None:
+            return
+        if (left := self._log_bytes()) < size:
+            self.tell(
+                f"{self.log_file}: had {size} bytes at the checkpoint, now it has {left}: curves "
+                "will have a gap, the training is as it was"
+            )
+        if left:
             with self.log_file.open("r+b") as file:
-                file.truncate(size)
+                whole = file.read(size).rfind(b"\n") + 1  # a row that was cut short goes too
+                file.truncate(whole)
 
     def _verified(self, path: Path) -> Checkpoint:
         content = unsealed(path)
@@ -214,11 +224,6 @@ class Checkpoints:
             raise RunError(
                 f"{path}: a checkpoint of layout {content['layout']}, this version of neubay reads "
                 f"{LAYOUT}; resume with the version that wrote it, or choose another --out"
-            )
-        if self._log_bytes() < content["log_bytes"]:
-            name = "" if self.log_file is None else self.log_file.name
-            raise Damaged(
-                f"{name} had {content['log_bytes']} bytes, now it has {self._log_bytes()}"
             )
         return Checkpoint(path, content["note"], content["log_bytes"], sorted(content["files"]))
 

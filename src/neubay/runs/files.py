@@ -6,16 +6,17 @@ JAX is imported where it is used, so that commands that only look at files do no
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neubay.errors import RunError
+from neubay.errors import RunError, reason
 
 PARTIAL = ".partial"
 """How the names end of what is not written whole yet."""
@@ -102,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+        raise RunError(f"{path}: cannot be read: {reason(error)}") from None
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: not valid JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
@@ -116,18 +117,29 @@ def read_json(path: Path) -> dict[str, Any]:
 def save_arrays(path: Path, tree: Tree, about: dict[str, Any]) -> None:
     """Write the array leaves of `tree`, named by their place in it, and a JSON note, atomically."""
     arrays = {f"tree{name}": array for name, array in arrays_of(tree).items()}
-    note = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
     with atomic(path) as draft:
-        write_arrays(draft, {"about": note} | arrays)
+        write_arrays(draft, {"about": note_array(about)} | arrays)
 
 
-def load_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
+def note_array(about: dict[str, Any]) -> np.ndarray:
+    """A JSON note as an array file holds it, under the name 'about'."""
+    return np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
+
+
+def load_arrays(
+    path: Path, like: Tree, absent: Callable[[str], bool] | None = None
+) -> tuple[Tree, dict[str, Any]]:
     """Read what `save_arrays` wrote into the structure of `like`, whose leaves have a shape and a
-    dtype; a leaf that is missing, left over or of another shape or dtype is an error."""
+    dtype; a leaf that is missing, left over or of another shape or dtype is an error. Of those that
+    are `absent` in an older file, by their name, the leaves of `like` are kept."""
     stored = read_arrays(path)
     about = _note(path, stored.pop("about", None))
+    arrays = {name.removeprefix("tree"): array for name, array in stored.items()}
+    if absent is not None:
+        kept = {name: leaf for name, leaf in arrays_of(like).items() if absent(name)}
+        arrays = kept | arrays
     try:
-        tree = filled(like, {name.removeprefix("tree"): array for name, array in stored.items()})
+        tree = filled(like, arrays)
     except ValueError as error:
         raise RunError(f"{path}: {error}") from None
     return tree, about
@@ -136,8 +148,33 @@ def load_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
 def read_note(path: Path) -> dict[str, Any]:
     """The JSON note of an array file, without its arrays."""
     with _arrays_in(path) as file:
-        stored = file["about"]
+        stored = _array(file, "about")
     return _note(path, stored)
+
+
+def array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of a file by their names, without its arrays."""
+    with _arrays_in(path) as file:
+        return _promised(file.zip, path.stat().st_size)
+
+
+def _promised(archive: Any, size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes in the headers of arrays. NumPy takes the memory that a header asks for before it
+    reads on, so what asks for more than the file holds is refused. (Ours are not compressed.)"""
+    shapes, total = {}, 0
+    for member in archive.infolist():
+        with archive.open(member) as stream:
+            layout = np.lib.format
+            first = layout.read_magic(stream) == (1, 0)
+            read = layout.read_array_header_1_0 if first else layout.read_array_header_2_0
+            shape, _, dtype = read(stream)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"'{member.filename}' has the shape {shape}")
+        total += math.prod(shape) * dtype.itemsize
+        shapes[member.filename.removesuffix(".npy")] = shape
+    if total > size:
+        raise ValueError(f"its headers promise {total:,} bytes of arrays, it has {size:,}")
+    return shapes
 
 
 def _note(path: Path, stored: np.ndarray | None) -> dict[str, Any]:
@@ -159,22 +196,43 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 def read_arrays(path: Path) -> Arrays:
     """The arrays of an npz file."""
     with _arrays_in(path) as file:
-        return {name: file[name] for name in file.files}
+        return {name: _array(file, name) for name in file.files}
+
+
+def _array(file: Any, name: str) -> np.ndarray:
+    array = file[name]
+    if not isinstance(array, np.ndarray):  # NumPy gives the bytes of what it does not know
+        raise ValueError(f"'{name}' is no array")
+    return array
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array of an npy file."""
+    with _stream_of_arrays(path) as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 @contextlib.contextmanager
 def _arrays_in(path: Path) -> Iterator[Any]:
-    """An array file, open. What NumPy and zip raise over damaged bytes, which is of a dozen types,
-    becomes a `RunError`: only calls into them may stand inside."""
+    """An array file, open."""
+    # Opened here: NumPy would leave a file open that is no archive.
+    with _stream_of_arrays(path) as stream, np.load(stream, allow_pickle=False) as file:
+        _promised(file.zip, path.stat().st_size)
+        yield file
+
+
+@contextlib.contextmanager
+def _stream_of_arrays(path: Path) -> Iterator[Any]:
+    """What NumPy and zip raise over damaged bytes, which is of a dozen types, becomes a `RunError`:
+    only calls into them may stand inside."""
     try:
-        # Opened here: NumPy would leave a file open that is no archive.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            yield file
+        with path.open("rb") as stream:
+            yield stream
     except FileNotFoundError:
         raise RunError(f"{path}: not found") from None
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RunError(f"{path}: not a readable array file ({reason}); it is damaged") from None
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(f"{path}: not a readable array file ({why}); it is damaged") from None
 
 
 def arrays_of(tree: Tree) -> Arrays:
@@ -237,7 +295,7 @@ def file_hash(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+        raise RunError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def tree_hash(tree: Tree) -> str:

@@ -12,7 +12,7 @@ from typing import IO
 
 from filelock import lock_descriptor
 
-from neubay.errors import RunError
+from neubay.errors import RunError, reason
 from neubay.runs.messages import Tell
 from neubay.runs.signals import stop_if_signalled
 
@@ -43,7 +43,7 @@ def _acquired(directory: Path, waiting: Tell | None) -> IO[str]:
             directory.mkdir(parents=True, exist_ok=True)
             file = (directory / LOCK_FILE).open("a+", encoding="utf-8")
         except OSError as error:
-            raise RunError(f"{directory}: cannot be written: {error.strerror}") from None
+            raise RunError(f"{directory}: cannot be written: {reason(error)}") from None
         with contextlib.ExitStack() as otherwise:
             otherwise.enter_context(file)
             try:
@@ -53,7 +53,7 @@ def _acquired(directory: Path, waiting: Tell | None) -> IO[str]:
                         return file
                     continue  # the folder was removed meanwhile: nobody else sees this lock
             except OSError as error:
-                raise RunError(f"{directory}: cannot be locked: {error.strerror}") from None
+                raise RunError(f"{directory}: cannot be locked: {reason(error)}") from None
             holder = _holder(file)
         stop_if_signalled()
         if time.monotonic() - begun < _GRACE:

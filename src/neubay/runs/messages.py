@@ -10,3 +10,10 @@ Tell = Callable[[str], None]
 def log(text: str) -> None:
     """The default: standard error, unless logging is set up otherwise."""
     logging.getLogger("neubay").warning(text)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that fits."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -5,7 +5,10 @@
     world.json      the world that was used: where it is, and the hash of its weights
     metrics.jsonl   one row per device call of updates, one per evaluation
     checkpoints/    the last checkpoints of the training, and the best agent (`checkpoints.py`)
-    policy.npz      the trained policy
+    policies/       the policy at every evaluation point, and the clone of the data
+    policy.npz      the trained policy, as it was at the last step
+    selection/      which policy to deploy, if any: selection.json, the chosen policy.npz, what is
+                    kept of the data (data.npz), the judge (judge.json), its answers (judged/)
     summary.json    the result; written last: where it is, the run is finished
 
 A run of `neubay bandit` has run.json, lock and summary.json likewise, its world in `world/` and a
@@ -21,20 +24,32 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from neubay.errors import RunError
+from neubay.errors import RunError, reason
 from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import PARTIAL, atomic_write_json, read_json
 from neubay.runs.locks import LOCK_FILE, lock_holder, locked
 from neubay.runs.values import flat
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the run directory. 1 had no checkpoints, 2 had checkpoints of another kind (both are
-of neubay 0.1); their finished runs are read all the same."""
+of neubay 0.1), 3 had agents of another structure (neubay 0.2); their finished runs are read all the
+same."""
 RUN_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 POLICY_FILE = "policy.npz"
 WORLD_REFERENCE = "world.json"
+POLICIES = "policies"
+SELECTION = "selection"
+SELECTION_FILE = "selection.json"
+DATA_FILE = "data.npz"
+JUDGE_REFERENCE = "judge.json"
+VERDICTS = {
+    "deploy": "better than the data and than a clone of it, as far as the judge can tell",
+    "copy": "nothing is surely better; a clone of the data is not worse than the data",
+    "keep": "keep your controller: nothing is surely better",
+}
+"""What the words of a selection mean."""
 _IDENTITY = ("kind", "task", "dataset.hash", "variant", "config")
 
 
@@ -43,11 +58,11 @@ def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Hold a run directory while the block works in it.
 
     A new one gets `asked` as its run.json; one of the same run is resumed; anything else is refused
-    untouched. Gives what is in run.json.
+    untouched. A finished one may be on a disk that cannot be written. Gives what is in run.json.
     """
     asked = {"layout": LAYOUT} | asked
     _refuse_foreign(directory)
-    with locked(directory):
+    with contextlib.nullcontext() if is_shown_only(directory) else locked(directory):
         path = directory / RUN_FILE
         try:
             if path.exists():
@@ -60,7 +75,7 @@ def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield begun
         except OSError as error:
             raise RunError(
-                f"{directory}: cannot be written: {error.strerror or error}. What was saved before "
+                f"{directory}: cannot be written: {reason(error)}. What was saved before "
                 "is untouched; give the same command to resume once that is mended"
             ) from error
 
@@ -72,7 +87,7 @@ def _refuse_foreign(directory: Path) -> None:
     try:
         foreign = any(not _is_leftover(path) for path in directory.iterdir())
     except OSError as error:
-        raise RunError(f"{directory}: cannot be read: {error.strerror}") from None
+        raise RunError(f"{directory}: cannot be read: {reason(error)}") from None
     if foreign:
         raise RunError(
             f"{directory} exists, is not empty and is not a run: nothing in it is overwritten; "
@@ -87,7 +102,7 @@ def _is_leftover(path: Path) -> bool:
 
 def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
     layout = begun.get("layout")
-    if layout == LAYOUT or (layout in (1, 2) and is_finished(directory)):
+    if layout == LAYOUT or (layout in (1, 2, 3) and is_finished(directory)):
         return
     if layout == 1:
         raise RunError(
@@ -99,6 +114,11 @@ def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
             f"{directory}: an unfinished run of neubay 0.1 (layout 2), whose checkpoints this "
             "version does not read; finish it with neubay 0.1, or choose another --out"
         )
+    if layout == 3:
+        raise RunError(
+            f"{directory}: an unfinished run of neubay 0.2 (layout 3), whose agent was built "
+            "otherwise; finish it with neubay 0.2, or choose another --out"
+        )
     raise RunError(
         f"{directory}: a run of layout {layout}, this version of neubay reads 1 to {LAYOUT}; "
         "use the version that wrote it, or choose another --out"
@@ -106,10 +126,14 @@ def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
 
 
 def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Refuse to resume another run, and say how it differs."""
+    """Refuse to resume another run, and say how it differs. Settings that the version which wrote
+    it did not have are not compared."""
     old, new = {"kind": "train"} | flat(begun), {"kind": "train"} | flat(asked)
-    for name in sorted(old.keys() | new.keys()):
+    names = sorted(old.keys() | new.keys(), key=lambda name: (name != "dataset.hash", name))
+    for name in names:  # settings may follow from the data
         if not name.startswith(_IDENTITY) or old.get(name) == new.get(name):
+            continue
+        if begun.get("layout") != LAYOUT and name.startswith("config.") and name not in old:
             continue
         if name == "variant" and not (name in old and name in new):  # a call that did not say
             continue
@@ -126,6 +150,13 @@ def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any
 def is_finished(directory: Path) -> bool:
     """The run has its result."""
     return os.path.isfile(directory / SUMMARY_FILE)
+
+
+def is_shown_only(directory: Path) -> bool:
+    """The run is finished where nothing can be written: it needs no lock and no tidying."""
+    effective = os.access in os.supports_effective_ids
+    writable = os.access(directory, os.W_OK, effective_ids=effective)
+    return is_finished(directory) and not writable
 
 
 # --- Looking at runs -----------------------------------------------------------------------------
@@ -224,7 +255,7 @@ def remove(directory: Path) -> None:
             shutil.rmtree(hidden)
         except OSError as error:
             where = hidden if hidden.exists() else directory
-            raise RunError(f"{where}: cannot be removed: {error.strerror}") from None
+            raise RunError(f"{where}: cannot be removed: {reason(error)}") from None
 
 
 def size(directory: Path) -> int:

@@ -64,7 +64,9 @@ def read_metrics(
         try:
             row = json.loads(line)
             step = float(row["step"])
-        except (ValueError, KeyError, TypeError) as error:
+            if not math.isfinite(step):
+                raise ValueError("its step is not finite")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             # JSON's own message counts the lines of what it was given, which is a single one.
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise RunError(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from neubay import published, world
-from neubay.config import TrainConfig, updated
+from neubay.config import VARIANTS, TrainConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.published import Over
@@ -128,7 +128,8 @@ def _horizon(config: TrainConfig, task: Task) -> Changes:
 
 def _memory(config: TrainConfig, task: Task) -> Changes:
     for kappa in dict.fromkeys((config.agent.kappa, *_kappas(task))):
-        yield f"markov-kappa-{kappa:g}", {"agent": {"memory": "none", "kappa": kappa}}
+        name = "markov" if kappa is None else f"markov-kappa-{kappa:g}"
+        yield name, {"agent": VARIANTS["markov"]["agent"] | {"kappa": kappa}}
 
 
 def _kappas(task: Task) -> tuple[float, ...]:

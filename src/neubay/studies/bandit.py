@@ -134,9 +134,7 @@ def play(
 ) -> Play:
     """Play `episodes` episodes of a policy in each of the bandits (p0, p1)."""
     count, horizon = len(p1) * episodes, dataset.task.horizon
-    prefix = imagination.draw_histories(
-        np.random.default_rng(seed), dataset.histories, count, "initial"
-    )
+    prefix = imagination.draw_histories(np.random.default_rng(seed), dataset.histories, count, 1.0)
     rollouts = imagination.imagine(
         TrueBandits(jnp.float32(p0), jnp.asarray(p1, jnp.float32)),
         policy,

@@ -45,6 +45,7 @@ def draw_trajectories(dataset: Dataset, count: int, steps: int | None, seed: int
     Drawn without replacement; if there are too few, all are drawn again.
     """
     first, length = dataset.bounds
+    length = length - ~np.asarray(dataset.tape.real)[first + length]  # steps that lead to data
     usable = np.flatnonzero(length > 0)
     longest = int(length.max(initial=0))
     if not usable.size or (steps is not None and steps > longest):

@@ -192,6 +192,7 @@ def _locomotion() -> Iterator[Task]:
             termination=rule and rule(1),
             reference=Reference(*neorl, source="NeoRL"),
             published=_settings(family),
+            world_skips_timeouts=True,
         )
     yield Task(
         name="neorl2/safetyhalfcheetah",

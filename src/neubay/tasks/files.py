@@ -5,7 +5,7 @@
     actions: {low: [0, 0], high: [100, 100]}     # or a number of discrete actions
     horizon: 288
     environment: null                            # a Gymnasium id, if there is one
-    termination: next_state[0] > 95 or next_state[2] < 0.1
+    termination: next_state[0] > 95 or next_state[2] < 0.1     # or: learned, from the data
 
 A `.py` file defines `task`, or registers exactly one.
 """
@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 from pydantic import Field, field_validator, model_validator
 
 from neubay.config import Section, read_yaml, validated
-from neubay.errors import ConfigError, NeubayError, TaskError
+from neubay.errors import ConfigError, NeubayError, TaskError, reason
 from neubay.tasks.catalogue import list_tasks, registering
 from neubay.tasks.expressions import Expression, parse
 from neubay.tasks.task import (
@@ -36,6 +36,8 @@ from neubay.tasks.task import (
     Task,
 )
 
+LEARNED = "learned"
+"""In the place of a formula: no rule is known, and the data's terminals must tell."""
 NAMES = ("state", "action", "next_state")
 """What a formula of termination may look at, with an index: state[0]."""
 
@@ -79,7 +81,8 @@ class TaskSettings(Section):
     environment: str | None = None
     """Gymnasium id of the environment that matches the data."""
     termination: str | None = None
-    """A formula of state, action and next_state, true where next_state is terminal."""
+    """A formula of state, action and next_state, true where next_state is terminal; or `learned`,
+    where the data's terminals must tell."""
     reference: ReferenceSettings | None = None
 
     @field_validator("environment")
@@ -145,7 +148,7 @@ def fingerprint(path: Path) -> str:
     try:
         return f"{path.name} (SHA-256 {sha256(path.read_bytes()).hexdigest()[:16]})"
     except OSError as problem:
-        raise TaskError(f"{path}: cannot be read: {problem.strerror}") from None
+        raise TaskError(f"{path}: cannot be read: {reason(problem)}") from None
 
 
 def _check_name(path: Path, task: Task) -> None:
@@ -159,7 +162,8 @@ def _check_name(path: Path, task: Task) -> None:
 def _from_settings(path: Path, settings: TaskSettings) -> Task:
     try:
         actions = settings.actions.space()
-        rule = None if settings.termination is None else parse(settings.termination)
+        text = settings.termination
+        rule = None if text is None or text == LEARNED else parse(text)
         if rule is not None:
             _check_places(rule, settings.state_size, actions)
     except TaskError as problem:
@@ -172,6 +176,7 @@ def _from_settings(path: Path, settings: TaskSettings) -> Task:
         horizon=settings.horizon,
         env_id=settings.environment,
         termination=None if rule is None else Formula(rule, actions),
+        learns_termination=text == LEARNED,
         reference=None if reference is None else Reference(**reference.model_dump()),
     )
 

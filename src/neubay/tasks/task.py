@@ -120,7 +120,9 @@ class Task:
     env_name: str | None = None
     """The environment that `make_env` makes, by default `env_id`; every score names it."""
     termination: Termination | None = None
-    """f_term(s, a, s') in jnp over batches; none where no state is terminal."""
+    """f_term(s, a, s') in jnp over batches; none where no state is terminal, or no rule known."""
+    learns_termination: bool = False
+    """There are terminal states, no rule is known, and the data must tell."""
     reward_shift: float = 0.0
     """Added to every reward of data, imagination and environment; scores add it back."""
     reference: Reference | None = None
@@ -136,7 +138,8 @@ class Task:
     world_skips_terminals: bool = False
     """AntMaze: the world trains on non-success transitions, whose reward is then constant."""
     world_skips_timeouts: bool = False
-    """D4RL: the published runs leave the transition at a timeout out of the world's data."""
+    """D4RL and NeoRL: the published runs leave the transition at a timeout out of the world's
+    data."""
 
     def __post_init__(self) -> None:
         if not self.name:

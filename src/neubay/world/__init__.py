@@ -6,30 +6,55 @@ rollouts are cut where that exceeds `FittedWorld.threshold`.
 """
 
 from neubay.world.directory import world_directory
-from neubay.world.fitted import EpochRecord, FittedWorld, is_whole, load, save
-from neubay.world.fitting import Progress, best_of, fit, uncertainty_over
-from neubay.world.model import Gaussian, Member, Scaler, World, WorldStep, quantify
-from neubay.world.transitions import Batch, Transitions, gather, split_rows
+from neubay.world.fitted import EpochRecord, FittedWorld, TerminationRecord, is_whole, load, save
+from neubay.world.fitting import Progress, best_of, fit, uncertainty_over, with_termination
+from neubay.world.model import Gaussian, Head, Member, Scaler, World, WorldStep, quantify
+from neubay.world.resampled import Resampled, resampled_hash
+from neubay.world.termination import (
+    assess,
+    calibrated,
+    count_ends,
+    ended_by,
+    learn_termination,
+    split_episodes,
+    survival,
+    tell_choice,
+)
+from neubay.world.transitions import Batch, Transitions, fit_scaler, gather, split_rows
 
 __all__ = [
     "Batch",
     "EpochRecord",
     "FittedWorld",
     "Gaussian",
+    "Head",
     "Member",
     "Progress",
+    "Resampled",
     "Scaler",
+    "TerminationRecord",
     "Transitions",
     "World",
     "WorldStep",
+    "assess",
     "best_of",
+    "calibrated",
+    "count_ends",
+    "ended_by",
     "fit",
+    "fit_scaler",
     "gather",
     "is_whole",
+    "learn_termination",
     "load",
     "quantify",
+    "resampled_hash",
     "save",
+    "split_episodes",
     "split_rows",
+    "survival",
+    "tell_choice",
     "uncertainty_over",
+    "with_termination",
     "world_directory",
 ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,13 @@ from neubay.runs.files import (
     atomic_write_json,
     file_hash,
     load_arrays,
+    read_array,
     read_json,
     save_arrays,
 )
+from neubay.runs.rundir import WORLD_REFERENCE, is_run
 from neubay.runs.values import finite
-from neubay.world.model import Member, Scaler, World
+from neubay.world.model import Head, Member, Scaler, World
 
 LAYOUT = 1
 """Version of the files in a world directory."""
@@ -40,6 +43,26 @@ class EpochRecord(NamedTuple):
     best: float | None
     median: float | None
     improved: int  # members whose snapshot was renewed
+
+
+class TerminationRecord(NamedTuple):
+    """How well the heads tell ends, on episodes that they neither learned from nor were calibrated
+    on; averaged over the heads."""
+
+    ends: int  # episodes of the data that end in a terminal state
+    episodes: int
+    held_out_steps: int
+    held_out_ends: int
+    drawn: bool  # ends are drawn by their probability; else a threshold decides
+    precision: float | None  # share of ends among what is called an end
+    recall: float | None  # share of the ends that are called so
+    false_alarms: float  # share of the other steps that are called ends
+    false_alarms_apart: float | None  # the same of steps that no end follows within ten
+    false_alarms_apart_at_most: float  # upper end of its 95 % interval
+    rate: float  # ends per step, in the data
+    rate_recorded: float  # as the heads say of the same steps
+    rate_imagined: float  # as they say of steps that their members imagine from the same (s, a)
+    survival: dict[str, list[float]]  # shares still running after `steps`: data, recorded, imagined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +84,8 @@ class FittedWorld:
     dataset_name: str
     dataset_hash: str
     provenance: dict[str, str]
+    termination: TerminationRecord | None = None
+    """How well ends were learned, where they were."""
 
     def threshold(self, zeta: float) -> float:
         """The zeta-quantile of U over the data (linear interpolation); 1 is its maximum."""
@@ -82,7 +107,7 @@ def identity(dataset_hash: str, config: WorldConfig, seed: int) -> dict[str, Any
         "layout": LAYOUT,
         "dataset hash": dataset_hash,
         "seed": seed,
-        "config": config.model_dump(),
+        "config": config.record(),
     }
 
 
@@ -93,8 +118,9 @@ def check_identity(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -
         if theirs == ours:
             continue
         if name == "config" and isinstance(theirs, dict):
-            name = next(key for key in ours if theirs.get(key) != ours[key])
-            theirs, ours = theirs.get(name), ours[name]
+            names = ours | theirs
+            name = next(key for key in names if theirs.get(key) != ours.get(key))
+            theirs, ours = theirs.get(name, "not set"), ours.get(name, "not set")
         raise WorldError(
             f"{where}: of another fit: its {name} is {theirs}, asked for is {ours}; "
             "choose another directory, or remove this one"
@@ -118,7 +144,7 @@ def save(fitted: FittedWorld, directory: Path) -> None:
             "reward_only": world.reward_only,
         },
         "seed": fitted.seed,
-        "config": fitted.config.model_dump(),
+        "config": fitted.config.record(),
         "scores": finite(fitted.scores.tolist()),
         "kept": fitted.kept.tolist(),
         "uncertainty": {
@@ -127,6 +153,7 @@ def save(fitted: FittedWorld, directory: Path) -> None:
         },
         "history": [record._asdict() for record in fitted.history],
         "seconds": fitted.seconds,
+        "termination": None if fitted.termination is None else fitted.termination._asdict(),
         "files": {name: file_hash(directory / name) for name in (MEMBERS_FILE, UNCERTAINTY_FILE)},
         "provenance": fitted.provenance,
     }
@@ -135,7 +162,7 @@ def save(fitted: FittedWorld, directory: Path) -> None:
 
 def is_whole(directory: Path) -> bool:
     """A finished world is there."""
-    return (directory / WORLD_FILE).exists()
+    return os.path.isfile(directory / WORLD_FILE)  # also of a name that cannot be one
 
 
 def refuse_former(directory: Path) -> None:
@@ -149,7 +176,9 @@ def refuse_former(directory: Path) -> None:
 
 
 def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
-    """Read a world directory; with a dataset, check that the world was trained on it."""
+    """Read a world directory, or the world of a run directory; with a dataset, check that the world
+    was trained on it."""
+    directory = _of_run(directory) if is_run(directory) else directory
     path = directory / WORLD_FILE
     if not path.exists():
         refuse_former(directory)
@@ -170,6 +199,29 @@ def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
     return fitted
 
 
+def _of_run(run: Path) -> Path:
+    """Where the world is that a run was trained in."""
+    reference, own = run / WORLD_REFERENCE, run / "world"
+    if not reference.is_file():
+        if is_whole(own):  # a run of `neubay bandit`
+            return own
+        raise WorldError(
+            f"{run}: a run without a world: it clones the data, or its world is not trained yet"
+        )
+    try:
+        where = read_json(reference).get("directory")
+    except RunError as error:
+        raise WorldError(str(error)) from None
+    if not isinstance(where, str):
+        raise WorldError(
+            f"{run}: a run in a world that was handed to it and is kept elsewhere; name the "
+            "directory of that world"
+        )
+    if not is_whole(Path(where)):
+        raise WorldError(f"{run}: its world was in {where}, which is not there any more")
+    return Path(where)
+
+
 def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
     if about["layout"] != LAYOUT:
         raise WorldError(
@@ -188,13 +240,13 @@ def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
     sizes = (data["state_size"], data["action_size"])
     blank = jax.eval_shape(lambda: _blank_world(*sizes, data["reward_only"], config))
     world, _ = load_arrays(directory / MEMBERS_FILE, blank)
-    with (directory / UNCERTAINTY_FILE).open("rb") as file:
-        uncertainty = np.lib.format.read_array(file, allow_pickle=False)
+    uncertainty = read_array(directory / UNCERTAINTY_FILE)
     if uncertainty.shape != (data["transitions"],) or uncertainty.dtype != np.float32:
         raise WorldError(
             f"{directory / UNCERTAINTY_FILE}: {uncertainty.dtype}{list(uncertainty.shape)}, "
             f"expected float32[{data['transitions']}], one value per transition"
         )
+    termination = about.get("termination")  # version 0.1 learned none
     scores = [math.inf if score is None else score for score in about["scores"]]
     return FittedWorld(
         world=world,
@@ -208,6 +260,7 @@ def _read(directory: Path, about: dict[str, Any]) -> FittedWorld:
         dataset_name=data["name"],
         dataset_hash=data["hash"],
         provenance=about["provenance"],
+        termination=None if termination is None else TerminationRecord(**termination),
     )
 
 
@@ -219,4 +272,8 @@ def _blank_world(
     keys = jax.random.split(jax.random.key(0), config.members)
     members = jax.vmap(lambda key: Member(state_size + action_size, outputs, config, key=key))(keys)
     s, a, scalar = jnp.zeros(state_size), jnp.zeros(action_size), jnp.zeros(())
-    return World(members, Scaler(s, s, a, a, scalar, scalar), reward_only, config.quantifier)
+    scaler = Scaler(s, s, a, a, scalar, scalar)
+    heads = None
+    if config.termination == "learned":
+        heads = jax.vmap(lambda key: Head(2 * state_size + action_size, key=key))(keys)
+    return World(members, scaler, reward_only, config.quantifier, heads)

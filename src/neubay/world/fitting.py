@@ -15,15 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from neubay.config import WorldConfig
+from neubay.config import WorldConfig, updated
 from neubay.data.dataset import Dataset
-from neubay.errors import RunError, WorldError
+from neubay.errors import RunError, WorldError, reason
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints, Snapshot, fill
 from neubay.runs.files import arrays_of
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import Stopped, deferred_signals, stop_if_signalled
+from neubay.world.directory import world_directory
 from neubay.world.fitted import (
     WORLD_FILE,
     EpochRecord,
@@ -35,6 +36,7 @@ from neubay.world.fitted import (
     save,
 )
 from neubay.world.model import Scaler, World
+from neubay.world.termination import learn_termination, settled
 from neubay.world.training import (
     Layout,
     Learner,
@@ -60,7 +62,7 @@ CHECKPOINT_SECONDS = 60.0
 _UNCERTAINTY_ROWS = 128  # transitions that all members predict at once; few, to stay in cache
 
 
-Stage = Literal["training", "uncertainty"]
+Stage = Literal["training", "termination", "uncertainty"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Progress:
     """Where a fit is, for a display."""
 
     stage: Stage
-    share: float  # of the running epoch, or of the data whose uncertainty is measured
+    share: float  # of the running epoch, of the heads' training, of the data whose U is measured
     seconds: float  # of training, those before an interruption included
     history: list[EpochRecord]  # an entry for each completed epoch
     waited: int  # epochs since a member improved
@@ -100,6 +102,7 @@ def fit(
     SIGTERM the fit is saved and `Stopped` is raised.
     """
     show = progress or (lambda _: None)
+    config = settled(config, dataset)
     wanted = identity(dataset.hash, config, seed)
     if directory is None:
         return _fit(dataset, config, seed, None, show)
@@ -111,14 +114,18 @@ def fit(
                 return _found(directory, wanted)
             refuse_former(directory)
             checkpoints = Checkpoints(directory / CHECKPOINTS, every=CHECKPOINT_SECONDS, tell=tell)
-            fitted = _fit(dataset, config, seed, checkpoints, show)
+            without = world_directory(dataset, updated(config, {"termination": "none"}), seed)
+            if config.termination == "learned" and os.path.isfile(without / WORLD_FILE):
+                fitted = with_termination(load(without), dataset, show)
+            else:
+                fitted = _fit(dataset, config, seed, checkpoints, show)
             save(fitted, directory)
             checkpoints.finish(kept=0)
             stop_if_signalled()
             return fitted
     except OSError as error:
         raise WorldError(
-            f"{directory}: cannot be written: {error.strerror or error}. What was saved before is "
+            f"{directory}: cannot be written: {reason(error)}. What was saved before is "
             "untouched; give the same command to resume once that is mended"
         ) from error
 
@@ -140,6 +147,12 @@ def _fit(
         kept = select(scores, config.members)
         best = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[kept]), state.best.members)
         world = World(best, scaler, dataset.task.reward_only, config.quantifier)
+        heads, termination = None, None
+        if config.termination == "learned":
+            heads, termination = learn_termination(
+                world, dataset, seed, lambda share: pauses.pause(state, "termination", share)
+            )
+            world = dataclasses.replace(world, heads=heads)
         uncertainty = uncertainty_over(
             world, dataset, lambda share: pauses.pause(state, "uncertainty", share)
         )
@@ -155,6 +168,32 @@ def _fit(
         dataset_name=dataset.name,
         dataset_hash=dataset.hash,
         provenance=provenance(),
+        termination=termination,
+    )
+
+
+def with_termination(
+    fitted: FittedWorld, dataset: Dataset, show: Show | None = None
+) -> FittedWorld:
+    """A fitted world that also learns what ends an episode: what a fit that does so would give.
+    `dataset` is the one it was fitted on."""
+    if dataset.hash != fitted.dataset_hash:
+        raise WorldError(
+            f"what ends an episode is learned from the data of the world, {fitted.dataset_name} "
+            f"(hash {fitted.dataset_hash}), and not from {dataset.name} (hash {dataset.hash})"
+        )
+
+    def progress(share: float) -> None:
+        stop_if_signalled()
+        if show is not None:
+            show(Progress("termination", share, fitted.seconds, fitted.history, 0, None))
+
+    heads, termination = learn_termination(fitted.world, dataset, fitted.seed, progress)
+    return dataclasses.replace(
+        fitted,
+        world=dataclasses.replace(fitted.world, heads=heads),
+        termination=termination,
+        config=updated(fitted.config, {"termination": "learned"}),
     )
 
 
@@ -163,8 +202,9 @@ def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
     so many would give. `dataset` is the one it was fitted on."""
     if members > fitted.world.size:
         raise WorldError(f"{members} members wanted of a world that has {fitted.world.size}")
-    best = jax.tree.map(lambda leaf: leaf[:members], fitted.world.members)
-    smaller = dataclasses.replace(fitted.world, members=best)
+    kept = (fitted.world.members, fitted.world.heads)
+    best, heads = jax.tree.map(lambda leaf: leaf[:members], kept)
+    smaller = dataclasses.replace(fitted.world, members=best, heads=heads)
     return dataclasses.replace(
         fitted,
         world=smaller,

@@ -8,6 +8,7 @@ standardises is part of the ensemble:
     delta, r, log sigma = h_L W + b;    E[s'] = s + delta
 
 The members' disagreement is the uncertainty U(s, a) = sqrt(mean_d var_n mu_{n,d}(s, a)).
+Beside every member there may be a head that has learned which s' are terminal (`termination.py`).
 A bandit's members (`Task.reward_only`) predict the reward alone and leave the state as it is.
 """
 
@@ -18,7 +19,7 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from neubay.config import WorldConfig
 
@@ -183,6 +184,44 @@ def _block_backward(
 normalised_block.defvjp(_block_forward, _block_backward)
 
 
+# --- What ends an episode ------------------------------------------------------------------------
+
+HEAD_WIDTH, HEAD_DEPTH = 32, 2  # of what ends an episode
+
+
+class Head(eqx.Module):
+    """Whether s' is terminal. From the standardised x = (s, a, s') to a logit z(x); s' is
+
+        terminal  <=>  z(x) > c + tau e,    e ~ Logistic(0, 1).
+
+    With tau = 0 that is a threshold; with c = -b/a, tau = 1/a it is so with probability
+    sigmoid(a z + b).
+    """
+
+    linears: list[MemberLinear]
+    threshold: Float[Array, ""]  # c
+    temperature: Float[Array, ""]  # tau
+
+    def __init__(self, inputs: int, *, key: Key[Array, ""]):
+        widths = [inputs] + HEAD_DEPTH * [HEAD_WIDTH] + [1]
+        self.linears = [
+            MemberLinear(jax.random.uniform(key, (fan_in + 1, fan_out), minval=-1, maxval=1))
+            for key, (fan_in, fan_out) in zip(
+                jax.random.split(key, HEAD_DEPTH + 1), itertools.pairwise(widths), strict=True
+            )
+        ]
+        self.threshold = self.temperature = jnp.zeros(())
+
+    def logit(self, x: Float[Array, "b inputs"]) -> Float[Array, " b"]:
+        *hidden, last = self.linears
+        for linear in hidden:
+            x = jax.nn.leaky_relu(x @ linear.weight + linear.bias, _SLOPE)
+        return (x @ last.weight + last.bias)[:, 0]
+
+    def ends(self, x: Float[Array, "b inputs"], noise: Float[Array, " b"]) -> Bool[Array, " b"]:
+        return self.logit(x) > self.threshold + self.temperature * noise
+
+
 # --- The ensemble --------------------------------------------------------------------------------
 
 
@@ -208,6 +247,16 @@ class Scaler(eqx.Module):
             axis=-1,
         )
 
+    def steps(
+        self,
+        state: Float[Array, "b s"],
+        action: Float[Array, "b a"],
+        next_state: Float[Array, "b s"],
+    ) -> Float[Array, "b inputs"]:
+        """What a head sees: the standardised (s, a, s')."""
+        after = (next_state - self.state_mean) / self.state_std
+        return jnp.concatenate([self.inputs(state, action), after], axis=-1)
+
 
 class WorldStep(NamedTuple):
     next_state: Float[Array, "k s"]
@@ -222,6 +271,8 @@ class World(eqx.Module):
     scaler: Scaler
     reward_only: bool = eqx.field(static=True)
     quantifier: Quantifier = eqx.field(static=True)
+    heads: Head | None = None
+    """Each member's idea of what ends an episode, where that was learned."""
 
     @property
     def size(self) -> int:
@@ -241,8 +292,8 @@ class World(eqx.Module):
 
     def select(self, member: Int[Array, " k"]) -> "World":
         """The world of these members, one for each of k rollouts that `sample` advances."""
-        members = jax.tree.map(lambda leaf: leaf[member], self.members)
-        return World(members, self.scaler, self.reward_only, self.quantifier)
+        members, heads = jax.tree.map(lambda leaf: leaf[member], (self.members, self.heads))
+        return World(members, self.scaler, self.reward_only, self.quantifier, heads)
 
     def sample(
         self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
@@ -250,7 +301,21 @@ class World(eqx.Module):
         """(s', r) ~ m_theta(s, a) for as many rollouts as members, each in its own member."""
         inputs = self.scaler.inputs(state, action)[:, None]
         own = jax.vmap(lambda member, x: member(x))(self.members, inputs)
-        return self._sample_from(Gaussian(*(leaf[:, 0] for leaf in own)), state, keys)
+        return self.sample_from(Gaussian(*(leaf[:, 0] for leaf in own)), state, keys)
+
+    def terminal(
+        self,
+        state: Float[Array, "k s"],
+        action: Float[Array, "k a"],
+        next_state: Float[Array, "k s"],
+        keys: Key[Array, " k"],
+    ) -> Bool[Array, " k"]:
+        """f_term(s, a, s') as the heads learned it, each rollout by its own member's. The keys are
+        those of the same step's `sample`."""
+        assert self.heads is not None
+        inputs = self.scaler.steps(state, action, next_state)[:, None]
+        noise = jax.vmap(lambda key: jax.random.logistic(jax.random.fold_in(key, 1), (1,)))(keys)
+        return jax.vmap(Head.ends)(self.heads, inputs, noise)[:, 0]
 
     def step(
         self,
@@ -265,12 +330,13 @@ class World(eqx.Module):
         """
         prediction = self.predict(state, action)
         own = Gaussian(*(leaf[member, jnp.arange(len(member))] for leaf in prediction))
-        next_state, reward = self._sample_from(own, state, keys)
+        next_state, reward = self.sample_from(own, state, keys)
         return WorldStep(next_state, reward, quantify(prediction, self.quantifier))
 
-    def _sample_from(
+    def sample_from(
         self, own: Gaussian, state: Float[Array, "k s"], keys: Key[Array, " k"]
     ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
+        """(s', r) drawn from standardised Gaussians over (s' - s, r)."""
         noise = jax.vmap(lambda key: jax.random.normal(key, own.mean.shape[1:]))(keys)
         sample = own.mean + jnp.exp(own.log_sigma) * noise
         reward = self.scaler.reward_mean + sample[:, -1] * self.scaler.reward_std

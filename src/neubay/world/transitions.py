@@ -98,12 +98,13 @@ def _mean_and_std(
 def split_rows(
     rows: Int[np.ndarray, " n"], config: WorldConfig, seed: int
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " validation"]]:
-    """Training and validation rows: a split fixed by the seed."""
+    """Training and validation rows: a split fixed by the seed. A row that is there several times is
+    on one side only."""
     held_out = max(int(config.validation_fraction * len(rows)), 1)
     held_out = min(held_out, config.validation_max or held_out)
     chosen = np.zeros(len(rows), bool)
     chosen[np.random.default_rng(seed).choice(len(rows), held_out, replace=False)] = True
-    return rows[~chosen], rows[chosen]
+    return rows[~np.isin(rows, rows[chosen])], rows[chosen]
 
 
 class Share(NamedTuple):

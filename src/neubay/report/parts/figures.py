@@ -16,7 +16,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
-from neubay.errors import NeubayError
+from neubay.errors import NeubayError, reason
 
 # Okabe and Ito's palette, told apart by every kind of colour vision; black is left to text.
 COLOURS = {
@@ -74,18 +74,23 @@ def save(figure: Figure, path: Path) -> None:
         raise NeubayError(f"{path}: a figure is a .png, .pdf or .svg file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with style.context(STYLE), warnings.catch_warnings():
-            # A name in a script that the font lacks is drawn as boxes; that is all.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure.savefig(path)
-        if path.suffix.lower() == ".png":
-            with Image.open(path) as image:  # 256 colours do, at a third of the size
-                image.convert("RGB").quantize(256).save(path, optimize=True)
+        draw(figure, path)
     except OSError as error:
         raise NeubayError(
-            f"{path}: cannot be written: {error.strerror or error}. "
+            f"{path}: cannot be written: {reason(error)}. "
             "Choose a path in a folder you may write to."
         ) from error
+
+
+def draw(figure: Figure, path: Path) -> None:
+    """The same, into a folder that is there."""
+    with style.context(STYLE), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; that is all.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(path)
+    if path.suffix.lower() == ".png":
+        with Image.open(path) as image:  # 256 colours do, at a third of the size
+            image.convert("RGB").quantize(256).save(path, optimize=True)
 
 
 def plain_decades(axes: Axes, which: Literal["x", "y"]) -> None:

@@ -138,6 +138,33 @@ def uncertainty_figure(run: RunRecord) -> Figure | None:
     return figure
 
 
+def survival_figure(run: RunRecord) -> Figure | None:
+    """Share of episodes that still run, as the data has it and as the world learned it."""
+    if run.termination is None:
+        return None
+    curves = run.termination["survival"]
+    looks: dict[str, LineStyle] = {
+        "data": {"label": "the data", "color": FAINT, "linewidth": 5},
+        "recorded": {"label": "learned, on the data", "color": PALETTE[0]},
+        "imagined": {
+            "label": "learned, on imagined steps",
+            "color": PALETTE[3],
+            "linestyle": _DASHED,
+        },
+    }
+    with style.context(STYLE):
+        figure, axes = _single("Episodes still running")
+        for name, look in looks.items():
+            axes.plot(curves["steps"], curves[name], **look)
+        axes.set_xscale("log")
+        plain_decades(axes, "x")
+        axes.set_xlabel("steps")
+        axes.set_ylabel("share without a terminal state")
+        axes.set_ylim(0, 1.03)
+        axes.legend(loc="lower left")
+    return figure
+
+
 _LOSSES = {
     "critic_loss": "Critic loss",
     "squared_error": "Squared error of actions",

@@ -17,6 +17,11 @@ SHORT_HORIZON = 10
 GAP = 0.5
 """By what share of the discounted return a value may exceed it before it is overestimated."""
 
+FALSELY_ENDED = 0.2
+"""Share of rollouts that false alarms may end within `LONG` steps before that is a warning."""
+
+LONG = 500
+
 EARLY = 0.2
 """Share of the steps before which a critic that began at 0 may still be on its way down."""
 
@@ -48,6 +53,7 @@ def findings(run: RunRecord) -> list[Notice]:
         *_numbers_out_of_range(run),
         *_no_environment(run),
         *_no_world(run),
+        *_learned_ends(run),
     ]
     order = ("warning", "good", "fact")
     return sorted(found, key=lambda notice: order.index(notice.kind))
@@ -160,3 +166,28 @@ def _no_world(run: RunRecord) -> list[Notice]:
         "was moved or removed, or its numbers are not finite."
     )
     return [Notice("fact", "The world's uncertainty is not shown", text)]
+
+
+def _learned_ends(run: RunRecord) -> list[Notice]:
+    """How well the world tells terminal states, where it learned that."""
+    learned = run.termination
+    if learned is None:
+        return []
+    alarms = learned["false_alarms_apart"]
+    alarms = learned["false_alarms"] if alarms is None else alarms
+    falsely = 1 - (1 - alarms) ** LONG
+    text = (
+        f"From {learned['ends']:,} ends of the data. On held-out episodes: precision "
+        f"{_share(learned['precision'])}, recall {_share(learned['recall'])}; of steps that "
+        f"no end follows within ten, {1000 * alarms:.2g} in 1,000 are called ends, which ends "
+        f"{falsely:.0%} of rollouts of {LONG} steps. Ends per 1,000 steps: "
+        f"{1000 * learned['rate']:.3g} in the data, {1000 * learned['rate_imagined']:.3g} imagined."
+    )
+    if falsely > FALSELY_ENDED:
+        advice = "Write the rule down (--task-file) if you know it, or log more ends."
+        return [Notice("warning", "Learned ends come too often", f"{text} {advice}")]
+    return [Notice("fact", "What ends an episode was learned", text)]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

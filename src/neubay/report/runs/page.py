@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from neubay.errors import NeubayError
+from neubay.errors import NeubayError, reason
 from neubay.report import paper
 from neubay.report.parts import figures as files
 from neubay.report.parts import tables
@@ -16,6 +17,8 @@ from neubay.report.runs import figures, findings, sweeps
 from neubay.report.runs.groups import Data, Group, arrange, labels, show
 from neubay.report.runs.records import RunRecord, newest
 from neubay.report.runs.reel import Reel
+from neubay.report.runs.verdicts import candidate_grid
+from neubay.runs.files import PARTIAL
 
 Styles = Mapping[str, figures.LineStyle]
 
@@ -39,44 +42,74 @@ class Report:
     reels: Mapping[str, Reel] = field(default_factory=dict)
 
     def save(self, folder: Path) -> list[Path]:
-        """Write index.html, figures/ and tables/ in the place of an earlier report's; the page
-        needs none of the others."""
-        page = folder / "index.html"
+        """Write index.html, figures/ and tables/ in the place of an earlier report's, and of
+        nothing else; the page needs none of the others."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _remove_listed(folder)
-            page.write_text(self.html, encoding="utf-8")
-            paths = [page, *(tables.save(self.grids, folder / "tables") if self.grids else [])]
-            for name, reel in self.reels.items():
-                for suffix, content in (("png", reel.strip), ("gif", reel.film)):
-                    if content is not None:
-                        path = folder / "figures" / f"{name}.{suffix}"
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        path.write_bytes(content)
-                        paths.append(path)
+            with TemporaryDirectory(prefix=".report.", suffix=PARTIAL, dir=folder) as draft:
+                paths = self._write(Path(draft))
+                names = [path.relative_to(draft).as_posix() for path in paths]
+                _refuse_foreign(folder, [*names, LIST])
+                _remove_listed(folder)
+                (folder / LIST).unlink(missing_ok=True)
+                for name in names:
+                    (folder / name).parent.mkdir(exist_ok=True)
+                    Path(draft, name).replace(folder / name)
+                (folder / LIST).write_text("\n".join([*names[1:], ""]), encoding="utf-8")
         except OSError as error:
             raise NeubayError(
-                f"{folder}: cannot be written: {error.strerror or error}; choose another --out"
+                f"{folder}: cannot be written: {reason(error)}; choose another --out"
             ) from None
+        return [folder / name for name in names]
+
+    def _write(self, folder: Path) -> list[Path]:
+        """All files, the page first."""
+        page = folder / "index.html"
+        page.write_text(self.html, encoding="utf-8")
+        paths = [page, *(tables.save(self.grids, folder / "tables") if self.grids else [])]
+        (folder / "figures").mkdir()
+        for name, reel in self.reels.items():
+            for suffix, content in (("png", reel.strip), ("gif", reel.film)):
+                if content is not None:
+                    paths.append(folder / "figures" / f"{name}.{suffix}")
+                    paths[-1].write_bytes(content)
         for picture in self.pictures:
             for suffix in SUFFIXES:
-                path = folder / "figures" / f"{picture.name}.{suffix}"
-                files.save(picture.figure, path)
-                paths.append(path)
-        names = [path.relative_to(folder).as_posix() for path in paths[1:]]
-        (folder / LIST).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+                paths.append(folder / "figures" / f"{picture.name}.{suffix}")
+                files.draw(picture.figure, paths[-1])
         return paths
 
 
+def _refuse_foreign(folder: Path, names: Sequence[str]) -> None:
+    """Refuse to replace what no report wrote, or to write through links to elsewhere."""
+    report = ("index.html", LIST)
+    ours = {*report, *_listed(folder)} if all((folder / one).exists() for one in report) else set()
+    for place in (*FOLDERS, *names):
+        path = folder / place
+        if path.is_symlink():
+            raise NeubayError(
+                f"{path}: is a link; nothing is written through it: choose another --out"
+            )
+        if place in names and place not in ours and path.exists():
+            raise NeubayError(
+                f"{path}: exists, and no report wrote it; choose another --out, or move it away"
+            )
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files beside the page of an earlier report, those outside of its folders left out."""
+    try:
+        lines = (folder / LIST).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    split = [(line, *line.partition("/")[::2]) for line in lines]
+    return [line for line, place, name in split if place in FOLDERS and name == Path(name).name]
+
+
 def _remove_listed(folder: Path) -> None:
-    """Remove what an earlier report wrote beside its page, and nothing outside of its folders."""
-    listed = folder / LIST
-    if not listed.is_file():
-        return
-    for line in listed.read_text(encoding="utf-8", errors="replace").splitlines():
-        place, _, name = line.partition("/")
-        if place in FOLDERS and name == Path(name).name and (folder / place / name).is_file():
-            (folder / place / name).unlink()
+    for name in _listed(folder):
+        if (folder / name).is_file():
+            (folder / name).unlink()
 
 
 # --- One run -------------------------------------------------------------------------------------
@@ -97,12 +130,15 @@ def one_run(
         f"{run.dataset}: {run.name}",
         refresh=refresh,
         run=_view(run),
+        decision=run.decision,
+        candidates=candidate_grid(run.decision) if run.decision is not None else None,
         notices=[*findings.left_out(left_out), *findings.findings(run)],
         pictures=drawn,
         reel=reel,
     )
-    grids = (sweeps.score_grid(arrange([run])),) if run.status == "finished" else ()
-    return Report(page, tuple(drawn), grids, {"film": reel} if reel is not None else {})
+    grids = [sweeps.score_grid(arrange([run]))] if run.status == "finished" else []
+    grids += [] if run.decision is None else [candidate_grid(run.decision)]
+    return Report(page, tuple(drawn), tuple(grids), {"film": reel} if reel is not None else {})
 
 
 _CAPTIONS = {
@@ -112,6 +148,9 @@ _CAPTIONS = {
     "horizons": "Steps that imagined rollouts lasted, on an axis of powers of two.",
     "uncertainty": "How unsure the posterior is of the transitions it was trained on. A rollout "
     "ends where it is more unsure than U(ζ), the ζ-quantile of these.",
+    "survival": "What ends an episode was learned. Shares of held-out episodes that still run: as "
+    "the data has it, as the heads judge the same steps, and as they judge steps that the members "
+    "imagine from the same states and actions.",
     "losses": "Lines are means, bands reach from the lowest to the highest value.",
 }
 
@@ -123,6 +162,7 @@ def run_pictures(run: RunRecord) -> list[Picture]:
         "values": figures.value_figure(run) if _has(run, "q_data") else None,
         "horizons": figures.horizon_figure(run) if _has(run, "horizon_p50") else None,
         "uncertainty": figures.uncertainty_figure(run),
+        "survival": figures.survival_figure(run),
         "losses": figures.loss_figure(run) if figures.losses(run) else None,
     }
     facts = {"unit": run.unit.capitalize(), "environment": run.environment}
@@ -206,6 +246,10 @@ def _headline(run: RunRecord) -> tuple[str, str, str]:
         step = int(run.evaluations["step"][-1])
         remark = f"{spread}{episodes:.0f} episodes in {run.environment}, at step {step:,}"
         return name, number(run.result), remark
+    if run.decision is not None:
+        best = run.decision.best
+        remark = f"{number(best['lower'])} to {number(best['upper'])}, of {run.decision.chosen}"
+        return "Estimated return", number(best["estimate"]), f"{remark}: nothing was measured"
     posterior = (run.summary or {}).get("posterior")
     if posterior:
         remark = f"± {number(posterior['return_std'])}, by the posterior: nothing was measured"

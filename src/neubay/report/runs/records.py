@@ -6,19 +6,21 @@ runs, small enough to be kept beside a text.
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from neubay.errors import NeubayError, RunError
+from neubay.errors import DAMAGE, NeubayError, RunError, reason
+from neubay.report.runs.verdicts import Decision, read_decision
 from neubay.runs import rundir, tracking
 from neubay.runs.files import read_json
-from neubay.runs.values import flat
+from neubay.runs.values import flat, is_number
 
 POINTS = 20_000
 """Rows of a metrics file that are read at most: a curve shows no more."""
@@ -26,10 +28,19 @@ POINTS = 20_000
 UNCERTAINTY_FILE = "data_uncertainty.npy"
 """In the directory of a world: U of each transition of its data."""
 
+WORLD_FILE = "world.json"
+"""In the same place: what is known of the world."""
+
+LONGEST = 1e9
+"""Steps of an episode: more are none."""
+
+SURVIVAL = ("steps", "data", "recorded", "imagined")
+"""Shares of episodes that still run after so many steps: in the data, as the world's heads say of
+the data, and as they say of steps that their members imagine."""
+
 Curves = Mapping[str, Float[np.ndarray, " _"]]
 Settings = dict[str, Any]
 Status = Literal["finished", "running", "starting", "fitting the world", "stopped"]
-_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,10 @@ class RunRecord:
     """The directory of the world, as the run names it; none before there is one."""
     uncertainty: Float[np.ndarray, " transitions"] | None = None
     """U of the world's own data, sorted; none where the world is not found."""
+    decision: Decision | None = None
+    """What selection said of its policies; none where nothing was selected."""
+    termination: dict[str, Any] | None = None
+    """How well the world learned what ends an episode; none where it did not, or is not found."""
     changed: tuple[str, ...] = ()
     """The settings that differ from the run's preset, such as "agent.kappa 0.5", where known."""
 
@@ -189,9 +204,11 @@ def read(directory: Path) -> RunRecord:
             seen.state == "running",
             world,
             None if world is None else _uncertainty(world),
+            read_decision(directory / rundir.SELECTION),
+            None if world is None else _termination(world),
         )
         _check(record)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise RunError(
             f"{directory}: its files are damaged, or of another version "
             f"({type(error).__name__}: {error})"
@@ -211,8 +228,50 @@ def _check_kind(directory: Path, about: dict[str, Any]) -> None:
         )
 
 
+_NUMBERS = (
+    *("seed", "steps", "return_mean", "return_std", "episodes", "score", "discounted_mean"),
+    *("data_return_mean", "data_score", "q_data"),
+)
+
+
+def _check_kinds(about: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Words are words and numbers are numbers, where they are given."""
+    facts, nested = about["dataset"], ("horizon", "posterior", "seconds")
+    words = [{name: about.get(name) for name in ("task", "environment", "variant", "preset")}]
+    words += [{name: facts.get(name) for name in ("name", "source", "hash", "published")}]
+    numbers = [
+        {name: result.get(name) for name in _NUMBERS},
+        *(result.get(n) or {} for n in nested),
+    ]
+    counts = ("episodes", "transitions", "return_mean", "score")
+    numbers += [{name: facts.get(name) for name in counts}]
+    for name, value in (item for part in words for item in part.items()):
+        if not isinstance(value, str if name == "name" else str | None):
+            raise TypeError(f"'{name}' is {str(value)[:40]!r}, not a word")
+    for name, value in (item for part in numbers for item in part.items()):
+        if value is not None and not (is_number(value) and math.isfinite(value)):
+            raise TypeError(f"'{name}' is {str(value)[:40]!r}, not a number")
+
+
+def _check_result(result: Mapping[str, Any]) -> None:
+    """All that a table needs of a finished run is there."""
+    _ = [result[name] for name in ("score", "q_data", "discounted_mean", "data_return_mean")]
+    needed = [result["seconds"]["total"], result["seconds"]["world"]]
+    if result["return_mean"] is not None:
+        needed.append(result["return_std"])
+    if horizon := result["horizon"]:
+        needed += [horizon["p50"], horizon["max"]]
+    if (posterior := result["posterior"]) and result["environment"] is None:
+        needed += [posterior["return_mean"], posterior["return_std"], result["data_return_mean"]]
+    _ = [float(value) for value in needed]
+
+
 def _check(record: RunRecord) -> None:
     """Look at everything that a report needs, so that a gap is found here and not in a figure."""
+    _check_kinds(record.about, record.summary or {})
+    _ = record.about["dataset"]["episodes"] + record.about["dataset"]["transitions"]
+    if record.summary is not None:
+        _check_result(record.summary)
     _ = (record.dataset, record.seed, record.steps, record.environment, record.data_result)
     _ = (record.settings, record.about["dataset"]["hash"], record.status)
     for stage in ("world", "rollout", "agent", "evaluation"):
@@ -226,7 +285,7 @@ def _columns(path: Path, kind: str, points: int | None) -> Curves:
     try:
         columns = tracking.read_metrics(path, kind, points)
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise RunError(f"{path}: cannot be read: {reason(error)}") from None
     steps = columns["step"]
     if np.all(np.diff(steps) > 0):
         return columns
@@ -251,6 +310,23 @@ def _uncertainty(world: Path) -> Float[np.ndarray, " transitions"] | None:
     return values if len(values) and math.isfinite(values[-1]) else None
 
 
+def _termination(world: Path) -> dict[str, Any] | None:
+    """What the world says of how it learned ends; nothing where that is not as it should be."""
+    try:
+        about: dict[str, Any] = read_json(world / WORLD_FILE)["termination"]
+        shares = [about[name] for name in ("false_alarms", "rate", "rate_imagined")]
+        may_lack = [about[name] for name in ("precision", "recall", "false_alarms_apart")]
+        shares += [share for share in may_lack if share is not None]
+        steps, *curves = (about["survival"][name] for name in SURVIVAL)
+        sound = all(map(is_number, chain([about["ends"]], steps, shares, *curves)))
+        sound &= all(0 <= share <= 1 for share in chain(shares, *curves))
+        sound &= len(steps) > 0 and {len(steps)} == {len(curve) for curve in curves}
+        sound &= all(1 <= step <= LONGEST for step in steps)
+    except (RunError, *DAMAGE):
+        return None
+    return about if sound else None
+
+
 # --- Condensed files -----------------------------------------------------------------------------
 
 _RESULT = (
@@ -258,6 +334,7 @@ _RESULT = (
     *("data_return_mean", "data_score", "discounted_mean", "q_data", "horizon", "posterior"),
     "seconds",
 )
+_VERDICT = ("verdict", "chosen", "estimate", "lower", "upper")  # none before version 0.3
 _EVALUATION = (
     *("return_mean", "return_std", "score", "score_std", "discounted_mean", "episodes", "q_start"),
 )
@@ -279,7 +356,7 @@ def condense(run: RunRecord) -> dict[str, Any]:
         "changed": list(run.changed),
         "zeta": run.settings.get("rollout.zeta"),
         "dataset": run.dataset,
-        **{name: _rounded(run.summary.get(name)) for name in _RESULT},
+        **{name: _rounded(run.summary.get(name)) for name in (*_RESULT, *_VERDICT)},
         "data": {name: facts.get(name) for name in ("hash", "source", "published")},
         "config": run.config,
         "curve": _curve(run),
@@ -320,7 +397,7 @@ def read_condensed(path: Path) -> list[RunRecord]:
         raise RunError(f"{path}: holds no runs; name a file of 'neubay analyze runs --out'")
     try:
         return [_expanded(path, entry) for entry in entries]
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise RunError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -341,12 +418,14 @@ def _expanded(path: Path, entry: dict[str, Any]) -> RunRecord:
             "dataset": {"name": entry["dataset"], **entry.get("data", {})},
             **{name: entry[name] for name in ("task", "environment", "variant", "preset")},
         },
-        {name: entry[name] for name in _RESULT},
+        {name: entry[name] for name in _RESULT} | {name: entry.get(name) for name in _VERDICT},
         columns(_TRAIN),
         columns(_EVALUATION),
         changed=tuple(entry["changed"]),
     )
     _ = (record.seed, record.steps, record.data_result, record.settings)
+    _check_kinds(record.about, record.summary or {})
+    _check_result(record.summary or {})
     return record
 
 
@@ -399,7 +478,28 @@ def read_all(
             left_out.append(str(error))
     if not found:
         raise RunError("\n".join(["no run can be read:", *(left_out or [])]))
-    return list(found.values())
+    return list(found.values()) if left_out is None else _each_once(found.values(), left_out)
+
+
+def _each_once(runs: Iterable[RunRecord], left_out: list[str]) -> list[RunRecord]:
+    """Of runs that are the same, such as a folder and its copy, the one that is furthest: a seed
+    counts once."""
+    same: dict[tuple[Any, ...], list[RunRecord]] = {}
+    for run in runs:
+        settings = tuple(sorted((name, repr(value)) for name, value in run.settings.items()))
+        key = (run.dataset, run.hash, run.environment, run.variant, run.seed, settings)
+        same.setdefault(key, []).append(run)
+    chosen = []
+    for copies in same.values():
+        furthest = max(copies, key=lambda run: (run.summary is not None, run.step))
+        chosen.append(furthest)
+        left_out += [
+            f"{run.directory}: the same dataset, settings and seed ({run.seed}) as "
+            f"{furthest.directory}; a seed counts once"
+            for run in copies
+            if run is not furthest
+        ]
+    return chosen
 
 
 def _training_runs(place: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from neubay.errors import NeubayError
+from neubay.errors import NeubayError, reason
 from neubay.report.parts import document
 from neubay.report.runs import page, records
 from neubay.runs import rundir
@@ -46,7 +46,7 @@ def server(directory: Path, *, host: str, port: int, refresh: int) -> Iterator[R
         listening = RunServer(directory, host, port, refresh)
     except (OSError, OverflowError) as error:
         raise NeubayError(
-            f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; "
+            f"cannot listen at {host}:{port}: {reason(error)}; "
             "choose another --port, or 0 for any that is free"
         ) from None
     with listening:

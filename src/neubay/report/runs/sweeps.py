@@ -322,6 +322,7 @@ def _layernorm(settings: Settings) -> str:
     return "with LayerNorm" if settings.get("world.layer_norm") else "without"
 
 
+_MARKOV = ("agent.kappa", "agent.window", "agent.burn_in")
 _SAC = ("agent.target_heads", "rollout.zeta")
 _SAC_HEADS = 2  # other numbers of heads are all REDQ
 
@@ -330,7 +331,7 @@ PARAMETERS = (
     Parameter("penalty", "Uncertainty penalty λ", "rollout.penalty"),
     Parameter("zeta", "Truncation threshold ζ", "rollout.zeta"),
     Parameter("horizon", "Fixed horizon H", "rollout.horizon", ("rollout.zeta",), _horizon),
-    Parameter("memory", "History or Markov agent", "agent.memory", ("agent.kappa",), _memory),
+    Parameter("memory", "History or Markov agent", "agent.memory", _MARKOV, _memory),
     Parameter("critic", "SAC instead of REDQ", "agent.heads", _SAC, _critic, _SAC_HEADS),
     Parameter("layernorm", "LayerNorm in the world model", "world.layer_norm", (), _layernorm),
 )

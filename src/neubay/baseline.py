@@ -1,0 +1,142 @@
+"""The clone of the data that a run's policies are compared with: trained once, kept where worlds
+are, and found again by every run of the same data and sizes."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from neubay.agents import ALGORITHMS
+from neubay.algorithm import train_agent
+from neubay.config import (
+    VARIANTS,
+    AgentConfig,
+    EvaluationConfig,
+    RolloutConfig,
+    SelectionConfig,
+    TrainConfig,
+    WorldConfig,
+    known,
+    updated,
+)
+from neubay.data.dataset import Dataset
+from neubay.data.files import cache_directory
+from neubay.policy import LAYOUT, Policy
+from neubay.runs import rundir, tracking
+from neubay.runs.checkpoints import CHECKPOINTS, Checkpoints
+from neubay.runs.files import atomic, atomic_write_json
+from neubay.runs.locks import locked
+from neubay.runs.messages import Tell, log
+from neubay.runs.signals import deferred_signals, stop_if_signalled
+from neubay.runs.tracking import Row
+from neubay.selection import CLONE
+
+STEPS_SHARE = 0.25
+"""Of the agent's gradient steps, those of its clone."""
+TOLD = ("score", "return_mean")
+"""What is kept of the clone's evaluation."""
+_OF_NO_USE = (
+    "algorithm",
+    "heads",
+    "target_heads",
+    "alpha_lr",
+    "kappa",
+    "gamma",
+    "value_unit",
+    "huber",
+    "polyak",
+    "decay_critic",
+    "warm_start",
+    "alpha",
+    "tune_alpha",
+    "target_entropy",
+    "updates_per_row",
+    "buffer",
+    "epsilon_final",
+    "epsilon_share",
+)  # to cloning: the clone is the same whatever they are
+
+
+def can_clone(dataset: Dataset) -> bool:
+    """There is an imitator for its kind of actions."""
+    return ("bc", dataset.task.actions.kind) in ALGORITHMS
+
+
+def clone_config(config: TrainConfig, settings: SelectionConfig) -> TrainConfig:
+    """The settings of the clone that a run is compared with: networks as large as the agent's."""
+    defaults = AgentConfig()
+    agent = config.agent.model_copy(
+        update={
+            **{name: getattr(defaults, name) for name in _OF_NO_USE},
+            "steps": settings.clone_steps or max(int(known(config.agent.steps) * STEPS_SHARE), 1),
+        }
+    )
+    cloned = TrainConfig(
+        seed=settings.judge_seed,
+        world=WorldConfig(),
+        rollout=RolloutConfig(),
+        agent=agent,
+        evaluation=EvaluationConfig(evaluations=1, episodes=config.evaluation.episodes),
+    )
+    return updated(cloned, VARIANTS["bc"])
+
+
+def train_clone(
+    dataset: Dataset,
+    config: TrainConfig,
+    settings: SelectionConfig,
+    folder: Path,
+    *,
+    progress: Callable[[float], None] = lambda share: None,
+    tell: Tell = log,
+) -> Path:
+    """Clone the data for a run of these settings, or find the clone of an earlier one; a copy of it
+    is put into `folder`."""
+    cloning = clone_config(config, settings)
+    kept = clone_directory(dataset, cloning)
+    if not (kept / rundir.SUMMARY_FILE).exists():
+        with locked(kept, waiting=tell):
+            if not (kept / rundir.SUMMARY_FILE).exists():  # by the process that was waited for
+                _train(dataset, cloning, kept, progress, tell)
+    target = folder / f"{CLONE}.npz"
+    for name, path in ((rundir.SUMMARY_FILE, target.with_suffix(".json")), (target.name, target)):
+        with atomic(path) as draft:
+            shutil.copyfile(kept / name, draft)
+    return target
+
+
+def clone_directory(dataset: Dataset, config: TrainConfig) -> Path:
+    """Where the clone of these data and settings is, or will be."""
+    identity = json.dumps([LAYOUT, dataset.hash, config.model_dump()], sort_keys=True)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    clones = cache_directory() / "clones"
+    return min(clones.glob(f"*-{digest}"), default=clones / f"{dataset.name}-{digest}")
+
+
+def _train(
+    dataset: Dataset,
+    config: TrainConfig,
+    directory: Path,
+    progress: Callable[[float], None],
+    tell: Tell,
+) -> None:
+    """Train a clone; it is resumed where it was interrupted. What was told is written last."""
+    metrics = directory / rundir.METRICS_FILE
+
+    def show(row: Row) -> None:
+        progress(row["step"] / known(config.agent.steps))
+
+    with deferred_signals() as signalled:
+        checkpoints = Checkpoints(
+            directory / CHECKPOINTS, metrics, signalled=signalled, tell=lambda text: None
+        )
+        track = tracking.together([tracking.json_lines(metrics), show])
+        trained = train_agent(dataset, None, config, track, checkpoints)
+        policy = Policy.trained_on(dataset, trained.agent, trained.state)
+        policy.save(directory / f"{CLONE}.npz")
+        evaluation = trained.evaluation or {}
+        told = {name: evaluation[name] for name in TOLD if evaluation.get(name) is not None}
+        atomic_write_json(directory / rundir.SUMMARY_FILE, {**told, "steps": config.agent.steps})
+        checkpoints.finish(kept=0)
+        stop_if_signalled()

@@ -1,0 +1,96 @@
+"""Learned ends beside known rules: what `neubay analyze termination` found, drawn and in tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+from neubay.report.parts.figures import COLOURS, FAINT, STYLE, plain_decades
+from neubay.report.parts.tables import columns_markdown
+
+BEGIN = "<!-- tables: neubay analyze termination -->"
+LONG = 500
+"""Steps of the rollouts whose share of false ends is told."""
+
+Record = Mapping[str, Any]
+Columns = dict[str, Callable[[Any], str]]
+
+
+def survival_figure(results: Sequence[Record]) -> Figure:
+    """Shares of imagined rollouts that still run, under both rules; a panel for each world."""
+    columns = min(len(results), 3)
+    rows = -(-len(results) // columns)
+    with style.context(STYLE):
+        figure = Figure(figsize=(3.6 * columns, 2.8 * rows), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+        for axes, result in zip(panels, results, strict=False):
+            curves = result["imagined"]
+            steps = curves["survival_steps"]
+            axes.plot(steps, curves["survival_rule"], color=FAINT, linewidth=5, label="known rule")
+            axes.plot(steps, curves["survival_learned"], color=COLOURS["blue"], label="learned")
+            axes.set_xscale("log")
+            plain_decades(axes, "x")
+            axes.set_ylim(0, 1.03)
+            axes.set_title(result["data"], loc="left")
+            axes.set_xlabel("imagined steps")
+        for axes in panels[len(results) :]:
+            axes.set_visible(False)
+        panels[0].set_ylabel("share still running")
+        panels[0].legend(loc="lower left")
+    return figure
+
+
+def markdown(results: Sequence[Record]) -> str:
+    """Held-out steps, and imagined rollouts."""
+    recorded = [(result, way) for result in results for way in result["ways"]]
+    parts = [
+        ("Held-out steps", columns_markdown(_HELD_OUT, recorded)),
+        ("Imagined rollouts", columns_markdown(_IMAGINED, results)),
+    ]
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+
+
+_HELD_OUT: Columns = {
+    "data": lambda row: row[0]["data"],
+    "ends / steps": lambda row: f"{row[0]['held_out_ends']:,} / {row[0]['held_out_steps']:,}",
+    "decided by": lambda row: row[1]["decided"],
+    "precision": lambda row: _percent(row[1]["precision"]),
+    "recall": lambda row: _percent(row[1]["recall"]),
+    "false alarms per 1,000": lambda row: _thousand(row[1]["false_alarms"]),
+    "apart from ends (at most)": lambda row: (
+        f"{_thousand(row[1]['false_alarms_apart'])} "
+        f"({_thousand(row[1]['false_alarms_apart_at_most'])})"
+    ),
+    f"ends of {LONG} steps falsely": lambda row: _percent(_falsely(row[1])),
+    "ends per 1,000: data / heads / imagined": lambda row: " / ".join(
+        _thousand(rate)
+        for rate in (row[0]["rate"], row[1]["rate_recorded"], row[1]["rate_imagined"])
+    ),
+}
+_IMAGINED: Columns = {
+    "data": lambda row: row["data"],
+    "rollouts": lambda row: str(row["imagined"]["rollouts"]),
+    "steps": lambda row: f"{row['imagined']['steps']:,}",
+    "both at one step": lambda row: str(row["imagined"]["both"]),
+    "rule first": lambda row: str(row["imagined"]["rule_first"]),
+    "learned first": lambda row: str(row["imagined"]["learned_first"]),
+    "of these within ten": lambda row: str(row["imagined"]["within_ten"]),
+    "neither": lambda row: str(row["imagined"]["neither"]),
+    "ends per 1,000: rule / learned": lambda row: (
+        f"{_thousand(row['imagined']['rate_rule'])} / {_thousand(row['imagined']['rate_learned'])}"
+    ),
+}
+
+
+def _falsely(way: Record) -> float | None:
+    alarms = way["false_alarms_apart"]
+    return None if alarms is None else 1 - (1 - float(alarms)) ** LONG
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _thousand(share: float | None) -> str:
+    return "-" if share is None else f"{1000 * share:.3g}"

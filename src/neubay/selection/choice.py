@@ -1,0 +1,367 @@
+"""Selection from start to end: candidates in, `selection.json` and the chosen policy out."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neubay import data as sources
+from neubay.config import WorldConfig, default_preset, resolve, validated
+from neubay.data.dataset import Dataset
+from neubay.errors import NeubayError, RunError
+from neubay.policy import Policy, load_policy
+from neubay.runs import rundir
+from neubay.runs.files import atomic, atomic_write_json, read_arrays, save_arrays
+from neubay.runs.messages import Tell, log
+from neubay.runs.signals import deferred_signals, stop_if_signalled
+from neubay.runs.values import finite
+from neubay.selection.candidates import Candidate, check_same_data, of_runs
+from neubay.selection.judge import Judge, fit_judge, load_judge
+from neubay.selection.protocol import Predict, Rollouts, Trial
+from neubay.selection.record import FLOOR_LEVEL, DataRecord, load_record
+from neubay.selection.verdict import Judged, Sanity, Verdict, decide, ranked
+from neubay.tasks import Task, get_task, list_tasks, published_settings
+from neubay.world.fitting import Show
+
+LAYOUT = 1
+"""Version of selection.json and of the results kept beside it."""
+
+Progress = Callable[[str, float], None]
+"""Is given what is being judged, and the share of the work that is done."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A finished selection."""
+
+    record: dict[str, Any]
+    """selection.json."""
+    policy: Policy | Predict
+    """The chosen one."""
+    directory: Path | None
+
+    @property
+    def verdict(self) -> str:
+        """deploy, copy or keep."""
+        return str(self.record["verdict"])
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The chosen candidate's numbers."""
+        name = self.record["chosen"]
+        found: dict[str, Any] = next(c for c in self.record["candidates"] if c["name"] == name)
+        return found
+
+
+def select(
+    runs: Sequence[Path | str] | Path | str = (),
+    *,
+    candidates: Mapping[str, Policy | Predict] | None = None,
+    data: Dataset | Path | str | None = None,
+    task: Task | None = None,
+    judge_seed: int = 0,
+    incumbent: Sequence[int] | None = None,
+    out: Path | str | None = None,
+    progress: Progress = lambda name, share: None,
+    judge_progress: Show | None = None,
+    tell: Tell = log,
+) -> Selection:
+    """Which of these policies is best, and is it better than the data and than copying the data?
+
+    Args:
+        runs: run directories of the same data; every policy that they kept is a candidate.
+        candidates: more of them by name: policies, or functions from observations (k, s) to actions
+            (k, a), in the units of the environment.
+        data: the dataset, or what its name or path stands for; needed where no run has kept what
+            selection needs, or no judge of that seed.
+        task: the task of the data, where it has a termination rule and is not registered.
+        judge_seed: decides the resampled episodes that the judge is fitted on, starts and keys.
+        incumbent: the episodes of today's controller, by number, where the log holds several.
+        out: a folder for selection.json and policy.npz.
+        progress, judge_progress: are given the progress of judging, and of fitting a judge.
+    """
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    looked = [_looked_at(Path(path)) for path in paths]
+    if looked:
+        check_same_data(looked)
+    dataset = sources.load(data) if isinstance(data, str | Path) else data
+    found = of_runs(looked) + [Candidate(n, source) for n, source in (candidates or {}).items()]
+    if not found:
+        where = ", ".join(map(str, paths)) or "nothing was named"
+        raise NeubayError(f"no policy to judge: {where}. Name runs that kept some")
+    record = _record(looked, dataset)
+    with deferred_signals():
+        judge = _judge(looked, dataset, judge_seed, judge_progress, tell)
+        if incumbent is not None:
+            record = record.only(np.asarray(incumbent, np.int64))
+        return choose(
+            found,
+            judge,
+            record,
+            _task(record, task, found, dataset),
+            out=None if out is None else Path(out),
+            known=[run.directory / rundir.SELECTION for run in looked],
+            progress=progress,
+        )
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    judge: Judge,
+    record: DataRecord,
+    task: Task,
+    *,
+    out: Path | None = None,
+    known: Sequence[Path] = (),
+    progress: Progress = lambda name, share: None,
+) -> Selection:
+    """Judge the candidates and decide; what was judged before under the same protocol is not judged
+    again.
+
+    Args:
+        known: folders of earlier selections.
+    """
+    trial = Trial.of(judge.fitted.world, judge.threshold, record, task, seed=judge.seed)
+    court = _Court(trial, judge, out, known)
+    judged, total = [], len(candidates) + 1
+    for number, candidate in enumerate(candidates):
+        progress(candidate.name, number / total)
+        judged.append(court.judge(candidate))
+        stop_if_signalled()
+    progress("the data's own behaviour", 1 - 1 / total)
+    clone = next((candidate for candidate in candidates if candidate.is_clone), None)
+    sanity = None
+    if clone is not None:
+        sanity = Sanity.of(court.judge(clone, deterministic=False), trial.data_returns)
+    stop_if_signalled()
+    verdict = decide(judged, trial.data_returns, sanity, _objections(judge, record, task))
+    progress("done", 1.0)
+    chosen = next(each for each in candidates if each.name == verdict.chosen)
+    written = _written(judged, verdict, sanity, trial, judge)
+    if out is not None:
+        _save(written, chosen, out)
+    return Selection(written, chosen.policy(), out)
+
+
+def _objections(judge: Judge, record: DataRecord, task: Task) -> list[str]:
+    """Why a judge has no vote whatever it says."""
+    found = []
+    if not judge.saw(record.dataset_hash):
+        found.append(
+            f"it was fitted on other data ({judge.fitted.dataset_name}), not on episodes of "
+            f"{record.dataset}"
+        )
+    if record.terminals and task.termination is None:
+        found.append(
+            "the data has terminal states, and no rule says where an episode ends; give a task "
+            "with one (--task-file)"
+        )
+    return found
+
+
+class _Court:
+    """Judges candidates, and keeps what they got."""
+
+    def __init__(self, trial: Trial, judge: Judge, out: Path | None, known: Sequence[Path]) -> None:
+        self.trial = trial
+        self.folders = [folder / "judged" for folder in ([] if out is None else [out])]
+        self.kept = [*self.folders, *(folder / "judged" for folder in known)]
+        reference = judge.reference()
+        self.identity = [
+            LAYOUT,
+            reference["hash"],
+            judge.threshold,
+            judge.seed,
+            trial.record.dataset_hash,
+            trial.task.termination is not None,
+            trial.episode.tolist(),
+            trial.record.start[trial.episode].tolist(),
+        ]
+
+    def judge(self, candidate: Candidate, *, deterministic: bool = True) -> Judged:
+        digest = candidate.digest
+        rollouts = None if digest is None else self._found(self._name(digest, deterministic))
+        if rollouts is None:
+            rollouts = self.trial.roll(candidate.policy(), deterministic=deterministic)
+            if digest is not None and self.folders:
+                path = self.folders[0] / self._name(digest, deterministic)
+                save_arrays(path, rollouts._asdict(), {"layout": LAYOUT})
+        return Judged(
+            candidate.name,
+            rollouts,
+            candidate.run,
+            candidate.step,
+            candidate.told,
+            candidate.is_clone,
+        )
+
+    def _name(self, digest: str, deterministic: bool) -> str:
+        text = json.dumps([*self.identity, digest, deterministic])
+        return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
+
+    def _found(self, name: str) -> Rollouts | None:
+        """What was judged before; what is damaged is judged again."""
+        for folder in self.kept:
+            if (folder / name).exists():
+                try:
+                    stored = read_arrays(folder / name)
+                    found = Rollouts(*(stored[f"tree['{field}']"] for field in Rollouts._fields))
+                except (RunError, KeyError):
+                    continue
+                if all(np.isfinite(leaf).all() and leaf.ndim == 2 for leaf in found):
+                    return found
+        return None
+
+
+def _written(
+    judged: Sequence[Judged],
+    verdict: Verdict,
+    sanity: Sanity | None,
+    trial: Trial,
+    judge: Judge,
+) -> dict[str, Any]:
+    """selection.json."""
+    record, clone = trial.record, next((each for each in judged if each.is_clone), None)
+
+    def gains(each: Judged) -> dict[str, float | None]:
+        over_clone = None if clone is None else each.lower_gain(clone.rollouts.estimate)
+        return {
+            "gain_over_data": each.lower_gain(trial.data_returns),
+            "gain_over_clone": over_clone,
+        }
+
+    written = {
+        "layout": LAYOUT,
+        "protocol": {
+            "starts": len(trial.episode),
+            "members": judge.fitted.world.size,
+            "horizon": record.horizon,
+            "zeta": judge.zeta,
+            "threshold": None if judge.zeta is None else judge.threshold,
+            "floor_level": FLOOR_LEVEL,
+            "reward_range": list(record.reward_range),
+            "termination": "none" if trial.task.termination is None else "rule",
+            "judge": judge.reference(),
+            "vote": verdict.vote,
+            "sanity": None if sanity is None else sanity.record(),
+        },
+        "data": {
+            "name": record.dataset,
+            "hash": record.dataset_hash,
+            "return_mean": float(record.returns.mean()),
+            "length_mean": float(record.length.mean()),
+            "episodes": len(record.returns),
+        },
+        "candidates": [each.record() | gains(each) for each in ranked(judged)],
+        "chosen": verdict.chosen,
+        "verdict": verdict.word,
+        "reasons": verdict.reasons,
+    }
+    plain: dict[str, Any] = finite(written)
+    return plain
+
+
+def _save(written: dict[str, Any], chosen: Candidate, out: Path) -> None:
+    """The chosen policy, then selection.json: where it is, the selection is finished."""
+    target = out / rundir.POLICY_FILE
+    try:
+        (out / rundir.SELECTION_FILE).unlink(missing_ok=True)  # of another selection
+        target.unlink(missing_ok=True)
+        if isinstance(chosen.source, Path):
+            with atomic(target) as draft:
+                shutil.copyfile(chosen.source, draft)
+        elif isinstance(chosen.source, Policy):
+            chosen.source.save(target)
+        atomic_write_json(out / rundir.SELECTION_FILE, written)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+
+
+# --- What runs and data have ---------------------------------------------------------------------
+
+
+def _looked_at(directory: Path) -> rundir.Run:
+    if not rundir.is_run(directory):
+        raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
+    return rundir.look(directory)
+
+
+def _record(runs: Sequence[rundir.Run], dataset: Dataset | None) -> DataRecord:
+    """What is known of the data: from the data itself, or as a run has kept it."""
+    if dataset is not None:
+        if runs and (hash := runs[0].about["dataset"].get("hash")) != dataset.hash:
+            raise RunError(
+                f"{runs[0].directory}: trained on data with hash {hash}, but {dataset.name} has "
+                f"hash {dataset.hash}; name the same data"
+            )
+        return DataRecord.of(dataset)
+    for run in runs:
+        path = run.directory / rundir.SELECTION / rundir.DATA_FILE
+        if path.exists():
+            return load_record(path)
+    raise RunError(
+        f"{runs[0].directory if runs else 'no run'}: nothing of the data is kept there, as by "
+        "neubay 0.2 and with --no-select: name the data (--data)"
+    )
+
+
+def _judge(
+    runs: Sequence[rundir.Run],
+    dataset: Dataset | None,
+    seed: int,
+    progress: Show | None,
+    tell: Tell,
+) -> Judge:
+    """A judge that a run remembers, or one fitted on the data."""
+    problem: Exception | None = None
+    for run in runs:
+        reference = run.directory / rundir.SELECTION / rundir.JUDGE_REFERENCE
+        if reference.exists():
+            try:
+                judge = load_judge(reference)
+            except NeubayError as error:
+                problem = error
+                continue
+            if judge.seed == seed:
+                return judge
+    if dataset is None:
+        raise problem or RunError(
+            f"{runs[0].directory}: has no judge of seed {seed}: name the data (--data), and one is "
+            "fitted"
+        )
+    if runs:
+        about = runs[0].about["config"]["world"]
+        config = validated(WorldConfig, about, str(runs[0].directory / rundir.RUN_FILE))
+    else:
+        published = published_settings(dataset.task, dataset.published)
+        config = resolve(published, default_preset()).world
+    return fit_judge(dataset, config, seed=seed, progress=progress, tell=tell)
+
+
+def _task(
+    record: DataRecord,
+    given: Task | None,
+    candidates: Sequence[Candidate],
+    dataset: Dataset | None,
+) -> Task:
+    """Sizes and units from the data or from a policy's file; the rule from the registered task."""
+    if given is not None or dataset is not None:
+        return given or dataset.task  # type: ignore[union-attr]
+    if record.task in {task.name for task in list_tasks()}:
+        return get_task(record.task)
+    if record.rule:
+        raise NeubayError(
+            f"the task '{record.task}' has a termination rule and is not registered here: give it "
+            "(--task-file)"
+        )
+    policy = next(
+        source if isinstance(source, Policy) else load_policy(source)
+        for source in (candidate.source for candidate in candidates)
+        if isinstance(source, Policy | Path)
+    )
+    return replace(policy.task, horizon=record.horizon)

@@ -1,0 +1,121 @@
+"""The judge: a world of members that did not train any candidate.
+
+It is fitted on resampled episodes of the same data, kept where worlds are kept, and so found again
+by every run of the same data and sizes. It has half the members of the world, trained for at most
+two thirds of its epochs: together, cloning, judge and selection take at most about a fifth of a
+run's time.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neubay import world
+from neubay.config import WorldConfig, preset
+from neubay.data.dataset import Dataset
+from neubay.errors import RunError
+from neubay.runs.files import read_json, tree_hash
+from neubay.runs.messages import Tell, log
+from neubay.tasks import published_settings
+from neubay.world import FittedWorld, Resampled, resampled_hash
+from neubay.world.fitting import Show
+
+_SEED = 1_000_000
+"""Added to the judge's seed: its first weights are those of no world with a small seed."""
+EPOCHS_SHARE = 2 / 3
+"""Of the world's cap, the judge's."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A fitted judge, and where it is."""
+
+    fitted: FittedWorld
+    seed: int
+    directory: Path | None
+    zeta: float | None
+    """U is compared with this quantile over the judge's data; none: it has no cut."""
+
+    @property
+    def threshold(self) -> float:
+        """U(zeta)."""
+        return math.inf if self.zeta is None else self.fitted.threshold(self.zeta)
+
+    def saw(self, dataset_hash: str) -> bool:
+        """It was fitted on episodes of that data."""
+        return self.fitted.dataset_hash == resampled_hash(dataset_hash, self.seed)
+
+    def reference(self) -> dict[str, Any]:
+        """What a run remembers of it."""
+        return {
+            "directory": None if self.directory is None else str(self.directory),
+            "hash": tree_hash(self.fitted.world),
+            "seed": self.seed,
+            "zeta": self.zeta,
+            "members": self.fitted.world.size,
+        }
+
+
+def judge_config(config: WorldConfig) -> WorldConfig:
+    """The settings of the judge of runs whose world has these: half the members, two thirds of the
+    caps, and the paper's uncertainty, whatever a variant's is. It learns no ends: a judge goes by
+    the task's rule."""
+    pool = min(max(config.pool // 2, 2), config.pool)
+    caps = {name: getattr(config, name) for name in ("max_epochs", "max_steps")}
+    changes = {
+        "pool": pool,
+        "members": min(max(config.members // 2, 2), pool),
+        "quantifier": "disagreement",
+        "termination": "none",
+        **{name: cap and math.ceil(cap * EPOCHS_SHARE) for name, cap in caps.items()},
+    }
+    return config.model_copy(update=changes)
+
+
+def fit_judge(
+    dataset: Dataset,
+    config: WorldConfig,
+    *,
+    seed: int = 0,
+    progress: Show | None = None,
+    tell: Tell = log,
+) -> Judge:
+    """Fit the judge of a dataset, or find the one that was fitted before.
+
+    Args:
+        config: the settings of the world whose policies are judged.
+        seed: decides which episodes are drawn, and how often.
+    """
+    resampled, smaller = Resampled.draw(dataset, seed), judge_config(config)
+    directory = world.world_directory(resampled, smaller, _SEED + seed)
+    fitted = world.fit(
+        resampled, smaller, _SEED + seed, directory=directory, progress=progress, tell=tell
+    )
+    return Judge(fitted, seed, directory, usual_zeta(dataset))
+
+
+def usual_zeta(dataset: Dataset) -> float | None:
+    """The cut of the data's benchmark, whatever a run's own is."""
+    return preset("cpu", published_settings(dataset.task, dataset.published)).rollout.zeta
+
+
+def load_judge(reference: Path) -> Judge:
+    """The judge that a run remembers."""
+    about = read_json(reference)
+    where, run = about.get("directory"), reference.parent.parent
+    directory = None if where is None else Path(str(where))
+    if directory is None or not world.is_whole(directory):
+        raise RunError(
+            f"{run}: its judge is not at {where}: name the data (--data), and it is fitted again"
+        )
+    fitted = world.load(directory)
+    if about.get("hash") != tree_hash(fitted.world):
+        raise RunError(
+            f"{directory}: not the judge of {run}: its weights are others. Name the data (--data) "
+            "to fit one anew"
+        )
+    try:
+        return Judge(fitted, int(about["seed"]), directory, about["zeta"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{reference}: damaged: {type(error).__name__} {error}") from None

@@ -1,0 +1,282 @@
+"""One protocol for every candidate: the same start states, members and random keys, undiscounted.
+
+    from s_0 of start i, in one member m_theta, until a terminal state or t = C_i:
+        a_t ~ pi(h_t);  (r_{t+1}, s_{t+1}) ~ m_theta(s_t, a_t)
+        cut, from the first step with U(s_t, a_t) > U(zeta) on
+
+Unlike Algorithm 2, a rollout goes on after the cut, and what follows is a bracket. The `estimate`
+takes the world's rewards there, clipped to the data's range; the `floor` takes the least that the
+data's own windows of the remaining length grant, if that is lower. Nothing after a cut is free.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+from neubay.imagination import HistoryPolicy
+from neubay.policy import Policy
+from neubay.runs.signals import stop_if_signalled
+from neubay.selection.record import DataRecord
+from neubay.tape import AgentInput
+from neubay.tasks import Task, Termination
+from neubay.world import WorldStep
+
+ROLLOUTS = 240
+"""Rollouts of one candidate: every start in every member."""
+FEWEST_STARTS = 20
+"""Start states at least, however many members there are."""
+STEPS_PER_CALL = 50
+"""Steps between two looks at signals."""
+
+Predict = Any
+"""A user's policy: a function from observations (k, s) to actions (k, a), or an object with a
+method `predict`, as `remembering` calls it."""
+
+
+@runtime_checkable
+class Members(Protocol):
+    """What is asked of a judge's world."""
+
+    @property
+    def size(self) -> int:
+        """N, the number of members."""
+        ...
+
+    def step(
+        self,
+        state: Float[Array, "k s"],
+        action: Float[Array, "k a"],
+        member: Int[Array, " k"],
+        keys: Key[Array, " k"],
+    ) -> WorldStep:
+        """(s', r) ~ m_theta(s, a) and U(s, a), each rollout in its own member."""
+        ...
+
+
+class Rollouts(NamedTuple):
+    """What one candidate got, in every member from every start. Returns are raw."""
+
+    estimate: Float[np.ndarray, "members starts"]
+    floor: Float[np.ndarray, "members starts"]
+    length: Int[np.ndarray, "members starts"]
+    cut: Bool[np.ndarray, "members starts"]
+
+
+class Sums(NamedTuple):
+    """K rollouts as far as they have come."""
+
+    running: Bool[Array, " k"]
+    time: Int[Array, " k"]  # steps taken
+    cut: Bool[Array, " k"]
+    cut_time: Int[Array, " k"]  # steps before the cut
+    before: Float[Array, " k"]  # shifted rewards before the cut
+    after: Float[Array, " k"]
+
+
+class Conditions(eqx.Module):
+    """What all candidates share, for K rollouts; rewards are shifted, as the agent sees them."""
+
+    world: Members
+    termination: Termination | None = eqx.field(static=True)
+    member: Int[Array, " k"]
+    limit: Int[Array, " k"]  # C_i
+    entropy: UInt32[Array, "k 2"]  # a key for each rollout
+    threshold: Float[Array, ""]
+    reward_low: Float[Array, ""]
+    reward_high: Float[Array, ""]
+    terminal_reward: Float[Array, ""] | None
+
+    def keys(self, number: Int[Array, " k"]) -> Key[Array, " k"]:
+        """A key for every draw of every rollout."""
+        return jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(self.entropy), number)
+
+    def advance(
+        self, sums: Sums, inputs: AgentInput, action: Float[Array, "k a"]
+    ) -> tuple[Sums, AgentInput]:
+        """One step of every rollout that is still running."""
+        state = jnp.asarray(inputs.state)
+        keys = self.keys(2 * sums.time + 1)
+        next_state, reward, uncertainty = self.world.step(state, action, self.member, keys)
+        finite = jnp.isfinite(next_state).all(axis=-1) & jnp.isfinite(reward)
+        finite &= jnp.isfinite(uncertainty)
+        next_state = jnp.where(finite[:, None], next_state, state)
+        ended = jnp.zeros_like(finite)
+        if self.termination is not None:
+            ended = finite & self.termination(state, action, next_state)
+            if self.terminal_reward is not None:
+                reward = jnp.where(ended, self.terminal_reward, reward)
+        cut = sums.cut | ~finite | (uncertainty > self.threshold)
+        reward = jnp.where(cut, jnp.clip(reward, self.reward_low, self.reward_high), reward)
+        # A world whose numbers overflow has nothing to say: the rest is paid at the lowest reward.
+        rest = (self.limit - sums.time).astype(jnp.float32) * self.reward_low
+        reward = jnp.where(finite, reward, rest)
+        paid = jnp.where(sums.running, reward, 0.0)
+        here = jnp.where(finite, sums.time + 1, self.limit)
+        time = jnp.where(sums.running, here, sums.time)
+        after = Sums(
+            running=sums.running & ~ended & finite & (time < self.limit),
+            time=time,
+            cut=jnp.where(sums.running, cut, sums.cut),
+            cut_time=jnp.where(sums.running & ~cut, time, sums.cut_time),
+            before=sums.before + jnp.where(cut, 0.0, paid),
+            after=sums.after + jnp.where(cut, paid, 0.0),
+        )
+        return after, AgentInput(next_state, action, paid, jnp.zeros_like(finite))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Start states, members and keys, and what the data says of rewards and of what is left."""
+
+    conditions: Conditions
+    record: DataRecord
+    episode: Int[np.ndarray, " starts"]
+    """Which episode each start is of."""
+    task: Task
+
+    @classmethod
+    def of(
+        cls, world: Members, threshold: float, record: DataRecord, task: Task, *, seed: int
+    ) -> "Trial":
+        """Every start in every member: about `ROLLOUTS` rollouts."""
+        episode = draw_starts(record, max(ROLLOUTS // world.size, FEWEST_STARTS), seed)
+        rng, count = np.random.default_rng([seed, 1]), world.size * len(episode)
+        low, high = (np.float32(r + record.reward_shift) for r in record.reward_range)
+        terminal = record.terminal_reward
+        conditions = Conditions(
+            world,
+            task.termination,
+            member=jnp.asarray(np.repeat(np.arange(world.size, dtype=np.int32), len(episode))),
+            limit=jnp.asarray(np.tile(record.limit[episode], world.size).astype(np.int32)),
+            entropy=jnp.asarray(rng.integers(1 << 32, size=(count, 2), dtype=np.uint32)),
+            threshold=jnp.asarray(np.float32(threshold)),
+            reward_low=jnp.asarray(low),
+            reward_high=jnp.asarray(high),
+            terminal_reward=None
+            if terminal is None
+            else jnp.asarray(np.float32(terminal + record.reward_shift)),
+        )
+        return cls(conditions, record, episode, task)
+
+    @property
+    def data_returns(self) -> Float[np.ndarray, " starts"]:
+        """What the data earned from the same starts."""
+        return self.record.returns[self.episode]
+
+    def roll(self, policy: Policy | Predict, *, deterministic: bool = True) -> Rollouts:
+        """Judge a candidate: a policy of ours, another one with a method `predict`, or a plain
+        function from observations to actions."""
+        if isinstance(policy, Policy):
+            chosen = replace(policy.mode, deterministic=deterministic)
+            sums = self._roll_on_device(chosen)
+        else:
+            sums = self._roll_on_host(policy)
+        return self._rollouts(jax.tree.map(np.asarray, sums))
+
+    def _begin(self) -> tuple[Sums, AgentInput]:
+        count, size = len(self.conditions.limit), self.task.actions.size
+        start = np.tile(self.record.start[self.episode], (self.conditions.world.size, 1))
+        nothing = jnp.asarray(np.zeros(count, np.float32))  # from NumPy: without a program each
+        none, never = (jnp.asarray(np.zeros(count, kind)) for kind in (np.int32, bool))
+        sums = Sums(
+            jnp.asarray(np.asarray(self.conditions.limit) > 0), none, never, none, nothing, nothing
+        )
+        inputs = AgentInput(
+            jnp.asarray(start.astype(np.float32)),
+            jnp.asarray(np.zeros((count, size), np.float32)),
+            nothing,
+            jnp.asarray(np.ones(count, bool)),
+        )
+        return sums, inputs
+
+    def _roll_on_device(self, policy: HistoryPolicy) -> Sums:
+        sums, inputs = self._begin()
+        memory = policy.initial(len(sums.time))
+        while np.asarray(sums.running).any():
+            stop_if_signalled()
+            sums, memory, inputs = _some_steps(self.conditions, policy, sums, memory, inputs)
+        return sums
+
+    def _roll_on_host(self, predict: Predict) -> Sums:
+        sums, inputs = self._begin()
+        act, memory = remembering(predict), None
+        while np.asarray(sums.running).any():
+            stop_if_signalled()
+            actions, memory = act(np.asarray(inputs.state), memory, np.asarray(inputs.start))
+            unit = self.task.to_unit(np.asarray(actions).reshape(self._action_shape))
+            sums, inputs = _one_step(self.conditions, sums, inputs, jnp.asarray(unit, jnp.float32))
+        return sums
+
+    @property
+    def _action_shape(self) -> tuple[int, ...]:
+        count = len(self.conditions.limit)
+        return (count,) if self.task.actions.kind == "discrete" else (count, -1)
+
+    def _rollouts(self, sums: Sums) -> Rollouts:
+        """Raw returns, the floor below what follows a cut."""
+        shift, limit = self.record.reward_shift, np.asarray(self.conditions.limit)
+        before = np.asarray(sums.before, np.float64) - shift * np.asarray(sums.cut_time)
+        beyond = np.asarray(sums.time) - np.asarray(sums.cut_time)
+        after = np.asarray(sums.after, np.float64) - shift * beyond
+        least = self.record.floor(limit - np.asarray(sums.cut_time))
+        floor = before + np.where(sums.cut, np.minimum(after, least), 0.0)
+        found = (before + after, floor, np.asarray(sums.time), np.asarray(sums.cut))
+        return Rollouts(*(leaf.reshape(-1, len(self.episode)) for leaf in found))
+
+
+@eqx.filter_jit
+def _one_step(
+    conditions: Conditions, sums: Sums, inputs: AgentInput, action: Float[Array, "k a"]
+) -> tuple[Sums, AgentInput]:
+    return conditions.advance(sums, inputs, action)
+
+
+@eqx.filter_jit
+def _some_steps(
+    conditions: Conditions, policy: HistoryPolicy, sums: Sums, memory: Any, inputs: AgentInput
+) -> tuple[Sums, Any, AgentInput]:
+    """Some steps of all rollouts, fewer where all have ended."""
+
+    def step(carry: tuple) -> tuple:
+        number, sums, memory, inputs = carry
+        memory, action = policy.act(memory, inputs, conditions.keys(2 * sums.time))
+        sums, inputs = conditions.advance(sums, inputs, action)
+        return number + 1, sums, memory, inputs
+
+    _, sums, memory, inputs = lax.while_loop(
+        lambda carry: (carry[0] < STEPS_PER_CALL) & carry[1].running.any(),
+        step,
+        (jnp.int32(0), sums, memory, inputs),
+    )
+    return sums, memory, inputs
+
+
+def draw_starts(record: DataRecord, count: int, seed: int) -> Int[np.ndarray, " starts"]:
+    """Episodes spread evenly over the data's returns, each at most once: their mean return is then
+    close to that of all."""
+    order = np.argsort(record.returns, kind="stable")
+    count = min(count, len(order))
+    offset = np.random.default_rng(seed).random()
+    return order[((np.arange(count) + offset) * len(order) / count).astype(np.int64)]
+
+
+def remembering(predict: Predict) -> Callable[[np.ndarray, Any, np.ndarray], tuple[Any, Any]]:
+    """A user's policy as a function of observations, memory and where episodes start.
+
+    An object with a method `predict` is called as policies elsewhere are: `predict(observations,
+    state=..., episode_start=...)` returns actions and state. A plain function gets observations and
+    returns actions.
+    """
+    method = getattr(predict, "predict", None)
+    if method is None:
+        return lambda observations, memory, start: (predict(observations), None)
+    return lambda observations, memory, start: method(
+        observations, state=memory, episode_start=start
+    )

@@ -1,0 +1,169 @@
+"""What selection needs of the data, small enough to be kept in a run directory.
+
+Start i is judged up to C_i: T if its episode ended in a terminal state or reached T, its own length
+if the log was cut earlier. The data's return counts up to C_i too.
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from neubay.data.dataset import Dataset
+from neubay.errors import NeubayError, RunError
+from neubay.runs.files import read_arrays, read_note, save_arrays
+from neubay.tape import has_successor
+
+LAYOUT = 1
+"""Version of the file."""
+REWARD_LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+"""Quantiles of the reward that are kept; the first and the last are its range."""
+FLOOR_LEVEL = 0.05
+"""The low quantile of the data's return over windows: what is granted after a cut."""
+_WINDOW_LENGTHS = 24  # between which the floor is interpolated
+_WINDOWS = 200_000  # of one length, at most
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data as selection sees it. Returns and rewards are raw: without the task's shift."""
+
+    start: Float[np.ndarray, "episodes s"]
+    """s_0 of every episode."""
+    limit: Int[np.ndarray, " episodes"]
+    """C_i."""
+    length: Int[np.ndarray, " episodes"]
+    """Its steps up to C_i."""
+    returns: Float[np.ndarray, " episodes"]
+    """Its return up to C_i."""
+    reward_quantiles: Float[np.ndarray, " levels"]
+    window_length: Int[np.ndarray, " lengths"]
+    window_return: Float[np.ndarray, " lengths"]
+    """The low quantile of the return over the data's windows of each length."""
+    dataset: str
+    dataset_hash: str
+    task: str
+    horizon: int
+    """T."""
+    reward_shift: float
+    terminals: bool
+    """The data has terminal states."""
+    rule: bool
+    """A termination rule is known."""
+    terminal_reward: float | None
+    """Paid on reaching a terminal state, where the world is not shown those steps."""
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "DataRecord":
+        """What is kept of a dataset."""
+        task, terminal = dataset.task, np.flatnonzero(dataset.tape.terminated)
+        reward = _raw_rewards(dataset)
+        first, history = dataset.bounds[0], np.asarray(dataset.histories.length)
+        ended = np.isin(first + dataset.lifetimes - 1, terminal)
+        cumulative = np.append(0.0, np.cumsum(reward))
+        window_length = np.unique(np.geomspace(1, task.horizon, _WINDOW_LENGTHS).astype(np.int64))
+        hidden = task.world_skips_terminals and len(terminal)
+        return cls(
+            start=np.asarray(dataset.take(first).state),
+            limit=np.where(ended, task.horizon, history),
+            length=history,
+            returns=cumulative[first + history] - cumulative[first],
+            reward_quantiles=np.quantile(
+                reward[has_successor(np.asarray(dataset.tape.start))], REWARD_LEVELS
+            ),
+            window_length=window_length,
+            window_return=_window_returns(dataset, cumulative, ended, window_length),
+            dataset=dataset.name,
+            dataset_hash=dataset.hash,
+            task=task.name,
+            horizon=task.horizon,
+            reward_shift=task.reward_shift,
+            terminals=bool(len(terminal)),
+            rule=task.termination is not None,
+            terminal_reward=float(reward[terminal].mean()) if hidden else None,
+        )
+
+    @property
+    def can_terminate(self) -> bool:
+        """A rule says so, or the data shows it."""
+        return self.terminals or self.rule
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The lowest and the highest reward of the data."""
+        return float(self.reward_quantiles[0]), float(self.reward_quantiles[-1])
+
+    def floor(self, remaining: Int[np.ndarray, "*k"]) -> Float[np.ndarray, "*k"]:
+        """What is granted for so many steps after a cut: the low quantile of the data's return over
+        windows of that length, or 0 if that is lower and the task can terminate."""
+        low = np.interp(remaining, self.window_length, self.window_return)
+        low = np.where(remaining > 0, low, 0.0)
+        return np.minimum(low, 0.0) if self.can_terminate else low
+
+    def only(self, episodes: Int[np.ndarray, " chosen"]) -> "DataRecord":
+        """The same of some episodes alone, such as those of today's controller."""
+        count = len(self.limit)
+        wrong = episodes[(episodes < 0) | (episodes >= count)]
+        if len(wrong) or not len(episodes):
+            what = f"there is no episode {wrong[0]}" if len(wrong) else "it names no episode"
+            raise NeubayError(f"incumbent: {what}; the data has the episodes 0 to {count - 1}")
+        per_episode = ("start", "limit", "length", "returns")
+        return replace(self, **{name: getattr(self, name)[episodes] for name in per_episode})
+
+    def save(self, path: Path) -> None:
+        """Write it as one file."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        plain = {name: value for name, value in values.items() if name not in arrays}
+        save_arrays(path, arrays, {"layout": LAYOUT, **plain})
+
+
+def load_record(path: Path) -> DataRecord:
+    """Read what `DataRecord.save` wrote."""
+    about: dict[str, Any] = read_note(path)
+    if about.pop("layout", None) != LAYOUT:
+        raise RunError(f"{path}: of another version of neubay; give the data again (--data)")
+    stored = read_arrays(path)
+    del stored["about"]
+    arrays: dict[str, Any] = {
+        name.removeprefix("tree['").removesuffix("']"): stored[name] for name in stored
+    }
+    try:
+        return DataRecord(**arrays, **about)
+    except TypeError as error:
+        raise RunError(f"{path}: damaged: {error}; give the data again (--data)") from None
+
+
+def _raw_rewards(dataset: Dataset) -> Float[np.ndarray, " rows"]:
+    """The reward of every row without the task's shift; 0 where a row has no step."""
+    reward = np.concatenate([np.asarray(piece.reward, np.float64) for _, piece in dataset.pieces()])
+    steps = has_successor(np.asarray(dataset.tape.start))
+    return np.where(steps, reward - dataset.task.reward_shift, 0.0)
+
+
+def _window_returns(
+    dataset: Dataset,
+    cumulative: Float[np.ndarray, " rows_and_one"],
+    ended: np.ndarray,
+    lengths: Int[np.ndarray, " lengths"],
+) -> Float[np.ndarray, " lengths"]:
+    """The low quantile of the return over windows of each length. A window may reach beyond the end
+    of an episode that terminated, where nothing more is paid, but not beyond a cut of the log."""
+    (first, _), length = dataset.bounds, dataset.histories.length
+    stride = math.ceil(length.sum() / _WINDOWS)
+    begin = np.concatenate([np.arange(f, f + n) for f, n in zip(first, length, strict=True)])
+    episode = np.repeat(np.arange(len(first)), length)
+    begin, episode = begin[::stride], episode[::stride]
+    end, may_end = (first + length)[episode], ended[episode]
+    found: list[float] = []
+    for window in lengths:
+        inside = may_end | (begin + window <= end)
+        if not inside.any():  # longer than any episode: as the longest, drawn out
+            found.append(found[-1] * float(window / lengths[len(found) - 1]))
+            continue
+        to = np.minimum(begin + window, end)[inside]
+        found.append(float(np.quantile(cumulative[to] - cumulative[begin[inside]], FLOOR_LEVEL)))
+    return np.asarray(found)

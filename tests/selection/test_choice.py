@@ -1,0 +1,279 @@
+"""A run ends with a verdict: its files, `neubay select`, resuming, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import neubay
+from helpers.small_runs import swings, tiny
+from neubay import agents, cli, experiment, selection, world
+from neubay.baseline import clone_config
+from neubay.config import SelectionConfig, WorldConfig
+from neubay.data.dataset import Dataset
+from neubay.errors import NeubayError, RunError
+from neubay.policy import Policy
+from neubay.report.parts.numbers import number
+from neubay.report.runs import page, records
+from neubay.runs import rundir
+from neubay.runs.files import read_json
+from neubay.runs.signals import Stopped
+from neubay.selection import Trial, judge_config, load_judge
+from neubay.tasks import get_task
+from neubay.world import Resampled, resampled_hash, split_rows
+
+KEYS = {"name", "run", "step", "estimate", "lower", "upper", "cut_share", "length_mean"}
+
+
+def data() -> Dataset:
+    return swings(get_task("pendulum"), horizon=40)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("selection")
+
+
+@pytest.fixture(scope="module")
+def finished(cache: Path) -> experiment.Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEUBAY_CACHE", str(cache / "cache"))
+        return experiment.run(data(), tiny(), cache / "run", select=SelectionConfig())
+
+
+@pytest.fixture
+def chosen(finished: experiment.Result, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run, with the folder where its world, clone and judge are kept."""
+    monkeypatch.setenv("NEUBAY_CACHE", str(cache / "cache"))
+    return finished.directory
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "selection.json").read_text())
+
+
+def test_a_run_ends_with_a_verdict(finished: experiment.Result) -> None:
+    directory, summary = finished.directory, finished.summary
+    found = written(directory / "selection")
+    assert {"protocol", "data", "candidates", "chosen", "verdict", "reasons"} <= found.keys()
+    assert found["data"]["episodes"] == 6 and found["data"]["length_mean"] == 40
+    names = {each["name"] for each in found["candidates"]}
+    assert names == {"clone", "run@100", "run@120"}
+    for each in found["candidates"]:
+        assert each.keys() >= KEYS and each["lower"] <= each["estimate"] <= each["upper"]
+        assert np.isfinite(each["return_mean"])  # an environment told it
+    estimates = [each["estimate"] for each in found["candidates"]]
+    assert estimates == sorted(estimates, reverse=True)
+    best = next(each for each in found["candidates"] if each["name"] == found["chosen"])
+    assert summary["verdict"] == found["verdict"] in ("deploy", "copy", "keep")
+    assert found["reasons"] and all(isinstance(reason, str) for reason in found["reasons"])
+    for name in ("estimate", "lower", "upper"):
+        assert summary[name] == best[name]
+    assert {"clone", "judge", "selection"} <= summary["seconds"].keys()
+    assert finished.chosen is not None and finished.chosen.ranges is not None
+    # The run's own policy stays that of the last step.
+    kept = sorted(path.name for path in (directory / "policies").glob("*.npz"))
+    assert kept == ["000000100.npz", "000000120.npz", "clone.npz"]
+    last, same = (neubay.load_policy(directory / "policies" / kept[1]), finished.policy)
+    np.testing.assert_array_equal(last.predict(np.zeros(3))[0], same.predict(np.zeros(3))[0])
+
+
+def test_select_needs_no_data_and_judges_nothing_twice(
+    chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trial, "roll", lambda *_, **__: pytest.fail("judged again"))
+    again = selection.select(chosen, out=tmp_path / "out")
+    assert again.record == written(chosen / "selection") == written(tmp_path / "out")
+    assert isinstance(again.policy, Policy)
+    kept = neubay.load_policy(tmp_path / "out" / "policy.npz")
+    np.testing.assert_array_equal(
+        kept.predict(np.zeros(3))[0], again.policy.predict(np.zeros(3))[0]
+    )
+
+
+def test_a_users_own_function_and_a_single_candidate_are_judged(chosen: Path) -> None:
+    found = neubay.select(chosen, candidates={"mine": lambda seen: -seen[:, 2:]})
+    assert "mine" in {each["name"] for each in found.record["candidates"]}
+    alone = neubay.select(data=data(), candidates={"mine": lambda seen: 0 * seen[:, 2:]})
+    assert [each["name"] for each in alone.record["candidates"]] == ["mine"]
+    assert alone.verdict == "keep" and "no clone" in alone.record["reasons"][0]
+
+
+def test_policies_give_the_same_on_the_device_and_on_the_host(chosen: Path) -> None:
+    """A policy without memory, once as ours and once as a plain function."""
+    judge = load_judge(chosen / "selection" / "judge.json")
+    record = selection.load_record(chosen / "selection" / "data.npz")
+    trial = Trial.of(judge.fitted.world, judge.threshold, record, get_task("pendulum"), seed=0)
+    config = tiny(agent={"memory": "none"}).agent
+    agent = agents.make(3, 1, "continuous", config)
+    policy = Policy(agent, agent.init(jax.random.key(0)), get_task("pendulum"), config)
+    ours, theirs = trial.roll(policy), trial.roll(lambda seen: policy.predict(seen)[0])
+    np.testing.assert_allclose(ours.estimate, theirs.estimate, rtol=1e-3)
+
+
+def test_the_command_tells_the_verdict_and_the_page_has_it_on_top(
+    chosen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["select", str(chosen), "--out", str(tmp_path / "out"), "--incumbent", "0-3,5"])
+    assert ended.value.code == 0
+    found, printed = written(tmp_path / "out"), capsys.readouterr().out
+    assert found["data"]["episodes"] == 5 and f"{found['verdict']} (" in printed
+    html = page.one_run(records.read(chosen)).html
+    ours = written(chosen / "selection")
+    assert html.index(ours["verdict"].capitalize()) < html.index("The data&#39;s own")
+    assert "gain over clone" in html
+    summary = read_json(chosen / "summary.json")
+    unscored = copied(chosen, tmp_path / "unscored", {})
+    (unscored / "summary.json").write_text(json.dumps(summary | {"return_mean": None}))
+    with pytest.raises(SystemExit):
+        cli.main(["runs", "list", str(tmp_path)])
+    listed = " ".join(capsys.readouterr().out.split())
+    assert f"≈{number(summary['estimate'])}" in listed and ours["verdict"] in listed
+
+
+def copied(run: Path, target: Path, change: dict[str, Any]) -> Path:
+    shutil.copytree(run, target)
+    about = read_json(target / "run.json")
+    (target / "run.json").write_text(json.dumps(about | change))
+    return target
+
+
+def test_runs_of_other_data_or_tasks_are_refused_by_name(chosen: Path, tmp_path: Path) -> None:
+    about = read_json(chosen / "run.json")
+    other = copied(chosen, tmp_path / "other", {"dataset": about["dataset"] | {"hash": "beef"}})
+    with pytest.raises(RunError, match=r"other: of other data than .*run: beef"):
+        selection.select([chosen, other])
+    elsewhere = copied(chosen, tmp_path / "elsewhere", {"task": "cartpole"})
+    with pytest.raises(RunError, match="of other task"):
+        selection.select([chosen, elsewhere])
+    with pytest.raises(RunError, match="not a run directory"):
+        selection.select(tmp_path / "nothing")
+    with pytest.raises(NeubayError, match="no policy to judge"):
+        selection.select()
+
+
+def test_a_run_without_its_judge_says_how_to_get_it(chosen: Path, tmp_path: Path) -> None:
+    lost = copied(chosen, tmp_path / "run", {})
+    reference = lost / "selection" / "judge.json"
+    reference.write_text(json.dumps(read_json(reference) | {"directory": str(tmp_path / "gone")}))
+    with pytest.raises(RunError, match=r"its judge is not at .*gone: name the data \(--data\)"):
+        selection.select(lost)
+    assert selection.select(lost, data=data()).record == written(chosen / "selection")
+    shutil.rmtree(lost / "selection")  # as neubay 0.2 left it
+    with pytest.raises(RunError, match=r"nothing of the data is kept.*--data"):
+        selection.select(lost)
+    with pytest.raises(RunError, match="has no judge of seed 7"):
+        selection.select(chosen, judge_seed=7)
+
+
+def test_a_judge_of_other_data_has_no_vote(chosen: Path) -> None:
+    judge = load_judge(chosen / "selection" / "judge.json")
+    record = selection.load_record(chosen / "selection" / "data.npz")
+    assert judge.saw(record.dataset_hash)
+    candidates = selection.of_runs([rundir.look(chosen)])
+    other = dataclasses.replace(record, dataset_hash="beef")
+    found = selection.choose(candidates, judge, other, get_task("pendulum"))
+    assert found.verdict == "keep" and "fitted on other data" in found.record["reasons"][0]
+
+
+def test_terminals_without_a_rule_leave_no_vote(chosen: Path) -> None:
+    judge = load_judge(chosen / "selection" / "judge.json")
+    record = selection.load_record(chosen / "selection" / "data.npz")
+    ends = dataclasses.replace(record, terminals=True)
+    candidates = selection.of_runs([rundir.look(chosen)])
+    found = selection.choose(candidates, judge, ends, get_task("pendulum"))
+    assert found.verdict == "keep"
+    assert any("no rule says where an episode ends" in why for why in found.record["reasons"])
+
+
+@pytest.mark.faults("a signal while the clone, the judge or the candidates are worked on")
+@pytest.mark.parametrize("stage", ["clone", "judge", "selection"])
+def test_an_interrupted_selection_is_resumed(
+    stage: str,
+    finished: experiment.Result,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tally: Any,
+) -> None:
+    """The training is taken from the finished run; what is interrupted begins anew."""
+    run, again = finished.directory, tmp_path / "run"
+    monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(run.parent / "cache", tmp_path / "cache")
+    shutil.copytree(run, again)
+    for part in ("summary.json", "selection", "policies/clone.npz", "policies/clone.json"):
+        path = again / part
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if stage == "clone":
+        shutil.rmtree(tmp_path / "cache" / "clones")
+    if stage == "judge":
+        reference = read_json(run / "selection" / "judge.json")["directory"]
+        shutil.rmtree(tmp_path / "cache" / "worlds" / Path(reference).name)
+
+    def interrupt(name: str, share: float) -> None:
+        if name == stage and share > 0:
+            raise Stopped(2)
+
+    def stop_world(progress: world.Progress) -> None:
+        if stage == "judge" and progress.epoch:
+            raise KeyboardInterrupt
+
+    def go(**options: Any) -> experiment.Result:
+        return experiment.run(data(), tiny(), again, select=SelectionConfig(), **options)
+
+    with pytest.raises(Stopped):
+        go(stage_progress=interrupt, world_progress=stop_world)
+    assert not rundir.is_finished(again)
+    resumed = go()
+    ours, theirs = written(again / "selection"), written(run / "selection")
+    del ours["protocol"]["judge"]["directory"], theirs["protocol"]["judge"]["directory"]
+    assert ours == theirs
+    assert resumed.summary["verdict"] == finished.summary["verdict"]
+    tally(1, "resumed; the same verdict and numbers as without it")
+
+
+def test_a_damaged_answer_is_judged_again(chosen: Path, tmp_path: Path) -> None:
+    run = copied(chosen, tmp_path / "run", {})
+    for path in (run / "selection" / "judged").glob("*.npz"):
+        path.write_bytes(b"PK damaged")
+    assert selection.select(run).record == written(chosen / "selection")
+
+
+# --- Judges and clones ---------------------------------------------------------------------------
+
+
+def test_a_judge_sees_whole_episodes_and_validates_on_none_that_it_learns_from() -> None:
+    dataset = data()
+    drawn = Resampled.draw(dataset, seed=3)
+    first, length = dataset.bounds
+    rows, times = np.unique(drawn.world_rows, return_counts=True)
+    episode = np.searchsorted(first, rows, side="right") - 1
+    for each in range(len(first)):
+        assert len(np.unique(times[episode == each])) <= 1  # as often as the episode was drawn
+    assert times.sum() == len(dataset.world_rows) and len(np.unique(episode)) < len(first)
+    assert drawn.hash == resampled_hash(dataset.hash, 3) != resampled_hash(dataset.hash, 4)
+    training, validation = split_rows(drawn.world_rows, WorldConfig(), seed=0)
+    assert not set(training.tolist()) & set(validation.tolist())
+    assert length.sum() == len(dataset.world_rows)
+
+
+def test_a_judge_is_smaller_than_the_world_by_a_written_rule() -> None:
+    config = WorldConfig(pool=12, members=10, max_epochs=60, quantifier="aleatoric")
+    smaller = judge_config(config)
+    assert (smaller.pool, smaller.members, smaller.max_epochs) == (6, 5, 40)
+    assert smaller.max_steps is None and smaller.quantifier == "disagreement"
+    tiny_one = judge_config(WorldConfig(pool=2, members=1))
+    assert (tiny_one.pool, tiny_one.members) == (2, 2)
+
+
+def test_relatives_share_one_clone() -> None:
+    settings = SelectionConfig()
+    ours = clone_config(tiny(), settings)
+    theirs = clone_config(tiny(agent={"kappa": 0.9, "heads": 4}, rollout={"zeta": 0.9}), settings)
+    assert ours == theirs and ours.agent.algorithm == "bc" and ours.agent.steps == 30
+    assert clone_config(tiny(), SelectionConfig(clone_steps=7)).agent.steps == 7

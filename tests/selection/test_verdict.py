@@ -1,0 +1,103 @@
+"""Ranking and verdict: deploy, copy or keep."""
+
+import numpy as np
+import pytest
+
+from helpers.judges import linear_policy, logged, quadratic, trial
+from neubay.selection import Judged, Rollouts, Sanity, Verdict, decide, ranked
+from neubay.selection.protocol import Trial
+
+BETTER, DATA_LIKE, WORSE = [0.3, 0.8], [0.0, 0.0], [-0.3, -0.5]
+
+
+def judged(tried: Trial, name: str, gain: list[float], *, clone: bool = False) -> Judged:
+    return Judged(name, tried.roll(linear_policy(gain)), is_clone=clone)
+
+
+def verdict(tried: Trial, **gains: list[float]) -> Verdict:
+    """Of some linear policies against a clone that does what the data does."""
+    clone = judged(tried, "clone", DATA_LIKE, clone=True)
+    others = [judged(tried, name, gain) for name, gain in gains.items()]
+    sanity = Sanity.of(clone, tried.data_returns)
+    return decide([clone, *others], tried.data_returns, sanity)
+
+
+@pytest.fixture(scope="module")
+def tried() -> Trial:
+    return trial(quadratic(), logged(40 * [25]))
+
+
+def test_what_is_better_than_data_and_clone_is_deployed(tried: Trial) -> None:
+    found = verdict(tried, better=BETTER, worse=WORSE)
+    assert (found.word, found.chosen) == ("deploy", "better")
+    assert any("gain over the data is at least" in reason for reason in found.reasons)
+
+
+def test_what_is_worse_is_not(tried: Trial) -> None:
+    found = verdict(tried, worse=WORSE)
+    assert (found.word, found.chosen) == ("copy", "clone")
+
+
+def test_equal_candidates_give_no_preference(tried: Trial) -> None:
+    one, other = (judged(tried, name, BETTER) for name in ("one", "other"))
+    assert one.estimate == other.estimate and one.lower_gain(other.rollouts.estimate) == 0
+    assert [each.name for each in ranked([other, one])] == ["other", "one"]
+    assert verdict(tried, same=DATA_LIKE).word == "copy"  # what does as the clone is no gain
+
+
+def test_a_clone_that_is_worse_than_the_data_is_not_copied(tried: Trial) -> None:
+    clone = judged(tried, "clone", WORSE, clone=True)
+    likeness = judged(tried, "clone", DATA_LIKE)
+    found = decide([clone], tried.data_returns, Sanity.of(likeness, tried.data_returns))
+    assert found.word == "keep" and "worse than the data" in found.reasons[-1]
+
+
+def test_a_judge_that_cannot_reproduce_the_data_has_no_vote() -> None:
+    """One that was trained on other data: there, actions cost ten times as much."""
+    other = trial(quadratic(cost=10.0), logged(40 * [25]))
+    found = verdict(other, better=BETTER)
+    assert found.word == "keep" and "has no vote" in found.reasons[0] and not found.vote
+    generous = trial(quadratic(cost=0.1), logged(40 * [25]))
+    assert verdict(generous, better=BETTER).word == "keep"
+
+
+def test_without_a_clone_there_is_no_vote(tried: Trial) -> None:
+    found = decide([judged(tried, "better", BETTER)], tried.data_returns, None)
+    assert (found.word, found.chosen) == ("keep", "better")
+    assert "no clone" in found.reasons[0]
+
+
+@pytest.mark.parametrize("gain", [BETTER, WORSE])
+def test_a_log_cut_at_half_its_episodes_changes_no_verdict(gain: list[float]) -> None:
+    """On a task without terminals: half of the episodes are cut at half their length."""
+    whole = verdict(trial(quadratic(), logged(40 * [24])), policy=gain)
+    cut = verdict(trial(quadratic(), logged(20 * [24, 12])), policy=gain)
+    assert (whole.word, whole.chosen) == (cut.word, cut.chosen)
+
+
+def test_bounds_are_quantiles_over_members() -> None:
+    estimate = np.array([[0.0, 2.0], [2.0, 4.0], [4.0, 6.0]])
+    rollouts = Rollouts(estimate, estimate - 1, np.full((3, 2), 5), np.zeros((3, 2), bool))
+    found = Judged("policy", rollouts, "run", 7, {"score": 3.0}).record()
+    assert found == {
+        "name": "policy",
+        "run": "run",
+        "step": 7,
+        "estimate": 3.0,
+        "lower": pytest.approx(np.quantile([0, 2, 4], 0.05)),
+        "upper": pytest.approx(np.quantile([1, 3, 5], 0.95)),
+        "cut_share": 0.0,
+        "length_mean": 5.0,
+        "is_clone": False,
+        "score": 3.0,
+    }
+
+
+def test_gains_are_paired_over_starts_members_and_keys(tried: Trial) -> None:
+    """Whatever a start, a member or a key adds to both is no gain."""
+    policy = judged(tried, "policy", BETTER)
+    rng = np.random.default_rng(0)
+    luck = 100 * rng.normal(size=policy.rollouts.estimate.shape)
+    lucky = Judged("lucky", policy.rollouts._replace(floor=policy.rollouts.floor + luck))
+    gain = lucky.lower_gain(policy.rollouts.estimate + luck)
+    assert gain == pytest.approx(policy.lower_gain(policy.rollouts.estimate))

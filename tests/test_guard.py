@@ -1,0 +1,169 @@
+"""The guard: what it tells, what it replaces, what it counts, and what it costs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neubay
+from helpers.known_worlds import fitted, linear_world, random_walk
+from helpers.small_runs import swings, tiny
+from neubay import agents
+from neubay.data.dataset import Dataset, Ranges
+from neubay.errors import NeubayError
+from neubay.policy import Policy, load_policy
+from neubay.tasks import get_task
+from neubay.world import FittedWorld
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return swings(get_task("pendulum"), horizon=20)
+
+
+def policy_of(data: Dataset, seed: int = 0) -> Policy:
+    config = tiny().agent
+    agent = agents.make(3, 1, "continuous", config)
+    return Policy(agent, agent.init(jax.random.key(seed)), data.task, config, data.ranges)
+
+
+@pytest.fixture(scope="module")
+def policy(data: Dataset) -> Policy:
+    return policy_of(data)
+
+
+@pytest.fixture(scope="module")
+def posterior(data: Dataset) -> FittedWorld:
+    """Two members that disagree in proportion to the third state."""
+    turn = np.zeros((4, 4))
+    turn[2, 2] = 0.1
+    return fitted(linear_world([turn, -turn], 2 * [np.zeros(4)], 0.1), data)
+
+
+def test_it_tells_what_the_data_never_held(policy: Policy, data: Dataset) -> None:
+    guard = neubay.Guard(policy)
+    inside = data.tape.state[0]
+    action, state, check = guard.predict(inside)
+    np.testing.assert_array_equal(action, policy.predict(inside)[0])
+    assert not check.outside and not check.fell_back and np.isnan(check.unsure)
+    action, _, check = guard.predict(np.array([1e9, 0, 0]), state, reward=0.0)
+    assert check.outside is True and np.isfinite(action).all()
+    assert guard.counts == {"steps": 2, "unsure": 0, "outside": 1, "fell_back": 0}
+
+
+def test_unsureness_is_a_share_of_the_threshold(policy: Policy, posterior: FittedWorld) -> None:
+    guard = neubay.Guard(policy, posterior, margin=None, zeta=0.5)
+    seen = np.array([[1.0, 0.0, 0.2], [1.0, 0.0, 40.0]], np.float32)
+    _, state, check = guard.predict(seen)
+    uncertainty = posterior.world.uncertainty(
+        jnp.asarray(seen), jnp.asarray(state.policy.last_action)
+    )
+    expected = np.asarray(uncertainty) / posterior.threshold(0.5)
+    np.testing.assert_allclose(check.unsure, expected, rtol=1e-5)
+    assert expected[1] > 1 and guard.counts["unsure"] == int((expected > 1).sum())
+    assert not np.asarray(check.outside).any()
+
+
+def test_the_fall_back_acts_where_a_limit_is_crossed(policy: Policy, data: Dataset) -> None:
+    far = np.stack([data.tape.state[0], [50.0, 0.0, 0.0]]).astype(np.float32)
+    near, _ = policy.predict(far)
+    for fallback in (0.5, np.array([0.5]), lambda seen: np.full((len(seen), 1), 0.5)):
+        guard = neubay.Guard(policy, fallback=fallback)
+        action, state, check = guard.predict(far)
+        np.testing.assert_allclose(action, [near[0], [0.5]])
+        np.testing.assert_array_equal(check.fell_back, [False, True])
+        # The policy's memory is of what was done: half a newton metre of at most two.
+        np.testing.assert_allclose(state.policy.last_action[1], 0.25)
+    clone = policy_of(data, seed=1)
+    guard = neubay.Guard(policy, fallback=clone)
+    action, state, _ = guard.predict(far)
+    np.testing.assert_allclose(action[1], clone.predict(far)[0][1])
+    assert state.fallback is not None
+    guard.predict(far, state, reward=np.zeros(2))
+    assert guard.counts["fell_back"] == 2
+
+
+def test_a_broken_sensor_is_the_fall_backs(policy: Policy, data: Dataset) -> None:
+    guard = neubay.Guard(policy, fallback=0.5)
+    _, state, _ = guard.predict(data.tape.state[0])
+    action, state, check = guard.predict(np.array([np.nan, 0, 0]), state, reward=0.0)
+    assert check.outside and check.fell_back and action == [0.5]
+    assert np.isfinite(state.observation).all()
+    with pytest.raises(NeubayError, match="not finite"):
+        neubay.Guard(policy).predict(np.array([np.nan, 0, 0]))
+
+
+def test_margins_widen_the_ranges(policy: Policy, data: Dataset) -> None:
+    low, high = data.ranges.observation_low, data.ranges.observation_high
+    beyond = high + 0.05 * (high - low)
+    assert neubay.Guard(policy).predict(beyond)[2].outside
+    assert not neubay.Guard(policy, margin=0.1).predict(beyond)[2].outside
+
+
+def test_ranges_travel_with_the_policy(policy: Policy, data: Dataset, tmp_path: Path) -> None:
+    policy.save(tmp_path / "policy.npz")
+    again = load_policy(tmp_path / "policy.npz")
+    for ours, theirs in zip(data.ranges, again.ranges or (), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(data.ranges.observation_high, data.tape.state.max(axis=0))
+    bare = Policy.__new__(Policy)
+    bare.__dict__ |= policy.__dict__ | {"ranges": None}  # of an earlier version
+    with pytest.raises(NeubayError, match="holds no ranges"):
+        neubay.Guard(bare)
+    assert isinstance(data.ranges, Ranges)
+    neubay.Guard(bare, ranges=data.ranges)
+
+
+def test_a_world_of_other_sizes_is_refused(policy: Policy, data: Dataset) -> None:
+    world = linear_world(2 * [np.zeros((3, 4))], 2 * [np.zeros(3)], 0.1)
+    other = fitted(world, random_walk([5, 5]))
+    with pytest.raises(NeubayError, match="2 states and 2 actions, the policy 3 and 1"):
+        neubay.Guard(policy, other)
+
+
+MEASURE = """
+import time
+import jax
+import numpy as np
+import neubay
+from helpers.known_worlds import fitted
+from helpers.small_runs import swings
+from neubay import agents
+from neubay.config import preset, settle
+from neubay.tasks import get_task
+from neubay.world import Member, World
+from neubay.world.transitions import fit_scaler
+
+data = swings(get_task("pendulum"), horizon=20)
+sizes = settle(preset("cpu"), data.facts)
+agent = agents.make(3, 1, "continuous", sizes.agent)
+policy = neubay.Policy(agent, agent.init(jax.random.key(0)), data.task, sizes.agent, data.ranges)
+keys = jax.random.split(jax.random.key(0), sizes.world.members)
+members = jax.jit(jax.vmap(lambda key: Member(4, 4, sizes.world, key=key)))(keys)
+guard = neubay.Guard(policy, fitted(World(members, fit_scaler(data), False, "disagreement"), data))
+_, state, _ = guard.predict(np.zeros(3))
+guard.predict(np.zeros(3), state, reward=0.0)
+spent = []
+for _ in range(30):
+    begun = time.process_time()
+    for _ in range(10):
+        _, state, _ = guard.predict(np.zeros(3), state, reward=0.0)
+    spent.append((time.process_time() - begun) / 10)
+print(min(spent))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_a_step_takes_less_than_two_milliseconds() -> None:
+    """With the reduced preset's policy and posterior; in a process that checks no types."""
+    tests = str(Path(__file__).parent)
+    command = [sys.executable, "-c", MEASURE]
+    environment = os.environ | {"PYTHONPATH": tests}
+    measured = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert float(measured.stdout) < 2e-3

@@ -21,9 +21,9 @@ from neubay.config import (
     updated,
 )
 from neubay.data.dataset import Dataset
-from neubay.data.files import cache_directory
 from neubay.policy import LAYOUT, Policy
 from neubay.runs import rundir, tracking
+from neubay.runs.cache import cache_directory
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoints
 from neubay.runs.files import atomic, atomic_write_json
 from neubay.runs.locks import locked

@@ -22,6 +22,7 @@ from neubay import __version__
 from neubay.commands import COMMANDS as COMMANDS
 from neubay.commands.text import Console, escape
 from neubay.errors import NeubayError, reason
+from neubay.runs.cache import keep_compiled_programs
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if argv is None else argv
     # Without this, JAX takes most of a GPU's memory at once, also from other programs.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    keep_compiled_programs()
     errors = Console(stderr=True)
     try:
         with _terminable():

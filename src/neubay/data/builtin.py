@@ -6,9 +6,10 @@ import numpy as np
 
 from neubay.data.collect import StickyActions, collect
 from neubay.data.dataset import Dataset
-from neubay.data.files import cache_directory, written_whole
+from neubay.data.files import written_whole
 from neubay.data.store import FIELDS
 from neubay.errors import NeubayError
+from neubay.runs.cache import cache_directory
 from neubay.tape import Tape
 from neubay.tasks import get_task
 

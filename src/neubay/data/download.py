@@ -28,8 +28,9 @@ from neubay.data.catalogue import (
     address,
     published_file,
 )
-from neubay.data.files import cache_directory, written_whole
+from neubay.data.files import written_whole
 from neubay.errors import DatasetError, reason
+from neubay.runs.cache import cache_directory
 from neubay.runs.files import file_hash
 from neubay.tasks import get_task
 

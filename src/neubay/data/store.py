@@ -13,8 +13,9 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from neubay.data.files import CACHE_VARIABLE, cache_directory, written_whole
+from neubay.data.files import written_whole
 from neubay.errors import DatasetError, reason
+from neubay.runs.cache import CACHE_VARIABLE, cache_directory
 from neubay.tape import Tape
 
 MEMORY_LIMIT = 1 << 30

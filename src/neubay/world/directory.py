@@ -6,7 +6,7 @@ from pathlib import Path
 
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
-from neubay.data.files import cache_directory
+from neubay.runs.cache import cache_directory
 from neubay.world.termination import settled
 
 

@@ -68,6 +68,9 @@ class WorldConfig(Section):
     """Epoch cap; none trains until early stopping."""
     max_steps: int | None = Field(None, ge=1)
     """The same in gradient steps, rounded down to whole epochs: small data is seen more often."""
+    decay: bool = False
+    """Let the rate fall to zero along a cosine over the steps that the caps allow: what is left of
+    the error is then mostly not noise of the last steps."""
     patience: int = Field(5, ge=1)
     """Epochs without any member improving before training stops."""
     improvement: float = Field(0.01, ge=0)
@@ -83,7 +86,7 @@ class WorldConfig(Section):
     termination: Literal["auto", "rule", "learned", "none"] = "auto"
     """What ends imagined episodes: the task's rule, heads that learn it from the data's terminals,
     or nothing. auto: the rule where one is known, else learned where there are terminals."""
-    later: ClassVar[frozenset[str]] = frozenset({"termination"})
+    later: ClassVar[frozenset[str]] = frozenset({"decay", "termination"})
 
     @model_validator(mode="after")
     def _members_fit_pool(self) -> "WorldConfig":
@@ -92,6 +95,8 @@ class WorldConfig(Section):
                 f"members ({self.members}) exceeds pool ({self.pool}): "
                 "only trained members can be kept"
             )
+        if self.decay and self.max_epochs is None and self.max_steps is None:
+            raise ValueError("decay needs a cap to end at: set max_epochs or max_steps")
         return self
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from helpers.linear_system import CONFIG, Linear, assert_same
 from neubay import world as worlds
-from neubay.config import WorldConfig
+from neubay.config import WorldConfig, updated
 from neubay.data.dataset import Dataset
-from neubay.errors import WorldError
+from neubay.errors import ConfigError, WorldError
 from neubay.runs import checkpoints
 from neubay.tasks import DiscreteActions, Task
 from neubay.world import FittedWorld, Member, Progress, World, fitting, training
@@ -269,6 +269,35 @@ def test_a_cap_of_steps_ends_a_fit_after_whole_epochs(dataset: Dataset) -> None:
     shown: list[Progress] = []
     assert len(worlds.fit(dataset, config, seed=0, progress=shown.append).history) == 2
     assert {progress.most_epochs for progress in shown} == {2}
+
+
+@pytest.mark.slow
+def test_a_decaying_rate_ends_nearer_to_the_truth_and_where_its_cap_is(dataset: Dataset) -> None:
+    """At equal steps: what a constant rate leaves is mostly the noise of its last steps."""
+    state, action = fresh_points()
+    truth, error = Linear().mean(state, action), {}
+    for decay in (False, True):
+        fast = {"learning_rate": 1e-2, "patience": CONFIG.max_epochs}
+        config = updated(CONFIG, {"decay": decay, **fast})
+        fitted = worlds.fit(dataset, config, seed=0)
+        error[decay] = float(((_means(fitted, state, action) - truth) ** 2).mean())
+    assert error[True] < 0.85 * error[False]
+    stalled = updated(CONFIG, {"decay": True, "patience": 1, "improvement": 0.99})
+    assert len(worlds.fit(dataset, stalled, seed=0).history) == CONFIG.max_epochs
+
+
+def _means(fitted: FittedWorld, state: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """E[(s', r)] of the ensemble, the states in units of the system."""
+    mean = np.asarray(predict(fitted.world, *as_stored(state, action)).mean).mean(axis=0)
+    scaler = fitted.world.scaler
+    following = state + mean[:, :-1] * np.asarray(scaler.state_std) / Linear().scale
+    reward = float(scaler.reward_mean) + mean[:, -1:] * float(scaler.reward_std)
+    return np.concatenate([following, reward], axis=1)
+
+
+def test_a_decay_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decay needs a cap"):
+        updated(WorldConfig(), {"decay": True})
 
 
 def test_the_best_are_kept_best_first_and_come_from_their_best_epoch(

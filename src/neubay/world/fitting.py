@@ -47,6 +47,7 @@ from neubay.world.training import (
     joined,
     keep_best,
     member_keys,
+    member_sizes,
     select,
     spread,
     train,
@@ -248,8 +249,9 @@ class State:
         return len(self.history)
 
     def ended(self, config: WorldConfig) -> bool:
-        """Early stopping, or the cap."""
-        return self.waited >= config.patience or self.epoch == self.most_epochs
+        """Early stopping, or the cap. A rate that decays is no reason to stop before its end."""
+        stalled = self.waited >= config.patience and not config.decay
+        return stalled or self.epoch == self.most_epochs
 
     def end_epoch(
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]
@@ -281,10 +283,9 @@ def _train_pool(
     pauses: "_Pauses",
 ) -> State:
     """Epochs until no member has improved for `patience` of them, or the cap is reached."""
-    recipe = Recipe.of(dataset.task, config)
     training_rows, validation_rows = split_rows(dataset.world_rows, config, seed)
     validation = Transitions.copy(dataset, validation_rows)
-    step_flops = config.pool * training_flops(recipe.inputs, recipe.outputs, config)
+    step_flops = config.pool * training_flops(*member_sizes(dataset.task), config)
     epochs = Epochs(
         dataset,
         training_rows,
@@ -292,9 +293,10 @@ def _train_pool(
         batches_per_call=max(int(FLOPS_PER_CALL / step_flops), 1),
         seed=seed,
     )
+    cap = most_epochs(config, epochs.steps)
+    recipe = Recipe.of(dataset.task, config, None if cap is None else cap * epochs.steps)
     keys = member_keys(config.pool, seed)
     learner, best = initialise(keys, recipe)
-    cap = most_epochs(config, epochs.steps)
     state = pauses.resume(learner, best, recipe.layout, cap)
     del learner, best  # spread out, they would be held twice
 

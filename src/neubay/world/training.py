@@ -151,16 +151,27 @@ class Recipe(NamedTuple):
     outputs: int
     reward_only: bool
     layout: Layout
+    decay_steps: int | None
+    """Gradient steps over which the learning rate falls to zero, if it does."""
 
     @staticmethod
-    def of(task: Task, config: WorldConfig) -> "Recipe":
+    def of(task: Task, config: WorldConfig, most_steps: int | None = None) -> "Recipe":
+        """`most_steps`: gradient steps that the caps allow, where there is a cap."""
         # Fits that differ only in when they stop or what they keep share their compiled steps.
-        steps = config.model_copy(update={"max_epochs": None, "max_steps": None, "members": 1})
-        return Recipe(steps, *member_sizes(task), task.reward_only, best_layout(config.pool))
+        free = {"max_epochs": None, "max_steps": None, "members": 1, "decay": False}
+        return Recipe(
+            config.model_copy(update=free),
+            *member_sizes(task),
+            task.reward_only,
+            best_layout(config.pool),
+            most_steps if config.decay else None,
+        )
 
 
-def _optimiser(config: WorldConfig) -> optax.GradientTransformation:
-    return optax.adamw(config.learning_rate, weight_decay=config.weight_decay)
+def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
+    rate, decay = recipe.config.learning_rate, recipe.decay_steps
+    schedule = rate if decay is None else optax.cosine_decay_schedule(rate, decay)
+    return optax.adamw(schedule, weight_decay=recipe.config.weight_decay)
 
 
 def member_keys(pool: int, seed: int) -> Key[Array, " pool"]:
@@ -177,7 +188,7 @@ def initialise(keys: Key[Array, " pool"], recipe: Recipe) -> tuple[Learner, Snap
         return Member(recipe.inputs, recipe.outputs, recipe.config, key=key)
 
     members = jax.vmap(member)(keys)
-    learner = Learner(members, jax.vmap(_optimiser(recipe.config).init)(members))
+    learner = Learner(members, jax.vmap(_optimiser(recipe).init)(members))
     return learner, Snapshots(members, jnp.full(len(keys), jnp.inf))
 
 
@@ -251,7 +262,7 @@ def train(
 def trainer(recipe: Recipe) -> Callable[..., Learner]:
     """The compiled function behind `train`."""
     config, layout = recipe.config, recipe.layout
-    optimiser = _optimiser(config)
+    optimiser = _optimiser(recipe)
 
     def steps(
         learner: Learner, shuffles: UInt32[Array, "pool rounds"], shared: tuple[Any, ...]

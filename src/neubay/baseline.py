@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from neubay.agents import ALGORITHMS
 from neubay.algorithm import train_agent
 from neubay.config import (
     VARIANTS,
@@ -56,11 +55,6 @@ _OF_NO_USE = (
     "epsilon_final",
     "epsilon_share",
 )  # to cloning: the clone is the same whatever they are
-
-
-def can_clone(dataset: Dataset) -> bool:
-    """There is an imitator for its kind of actions."""
-    return ("bc", dataset.task.actions.kind) in ALGORITHMS
 
 
 def clone_config(config: TrainConfig, settings: SelectionConfig) -> TrainConfig:

@@ -18,7 +18,7 @@ import numpy as np
 from neubay import data, imagination, preflight, selection, world
 from neubay.agents import Agent, AgentState
 from neubay.algorithm import Trained, train_agent
-from neubay.baseline import can_clone, train_clone
+from neubay.baseline import train_clone
 from neubay.config import (
     Preset,
     SelectionConfig,
@@ -222,7 +222,7 @@ def _select(
     folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
     world_progress, stage_progress, tell = shown
     cloned = config.agent.algorithm == "bc"  # the run is the clone
-    if settings.baseline and not cloned and can_clone(dataset):
+    if settings.baseline and not cloned:
         with tracking.clock(seconds, "clone"):
             train_clone(
                 dataset,

@@ -7,11 +7,11 @@ import pytest
 
 from helpers.optimisers import steps_made
 from neubay import agents
-from neubay.agents.bc import Agent, AgentState
+from neubay.agents.bc import Agent, AgentState, DiscreteAgent
 from neubay.agents.networks import read
 from neubay.config import AgentConfig
 from neubay.errors import ConfigError
-from neubay.tape import Tape
+from neubay.tape import AgentInput, Tape
 
 CONFIG = AgentConfig(
     algorithm="bc",
@@ -93,8 +93,39 @@ def test_the_actors_rate_falls_to_zero(learned: tuple) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+SHARES = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+"""How often each of three actions follows either cue."""
+
+
+@pytest.mark.slow
+def test_of_discrete_actions_the_shares_are_learned_and_the_most_frequent_is_the_mode() -> None:
+    agent = DiscreteAgent(1, 3, CONFIG)
+    state, rng = agent.init(jax.random.key(0)), np.random.default_rng(0)
+    for call in range(6):
+        seen = tapes(call)
+        # The cue is in the first state of an episode: what the later rows do asks for memory.
+        cue = np.maximum.accumulate(np.where(seen.start, np.arange(seen.start.shape[1]), 0), axis=1)
+        cue = np.take_along_axis(seen.state[..., 0], cue, axis=1) > 0
+        drawn = (rng.random((*cue.shape, 1)) > SHARES.cumsum(axis=1)[cue.astype(int)]).sum(axis=-1)
+        action = np.eye(3, dtype=np.float32)[drawn]
+        state, metrics = agent.update(state, seen._replace(action=action))
+    entropy = -(SHARES * np.log(SHARES)).sum(axis=1).mean()
+    assert float(metrics["log_likelihood"]) == pytest.approx(-entropy, abs=0.05)
+    assert float(metrics["accuracy"]) == pytest.approx(0.75, abs=0.03)
+
+    count, keys = 2000, jax.random.split(jax.random.key(1), 2000)
+    inputs = AgentInput(
+        jnp.ones((count, 1)), jnp.zeros((count, 3)), jnp.zeros(count), jnp.ones(count, bool)
+    )
+    mode, sampled = (agent.policy(state, deterministic) for deterministic in (True, False))
+    assert (np.asarray(mode.act(mode.initial(count), inputs, keys)[1]).argmax(axis=1) == 2).all()
+    often = np.asarray(sampled.act(sampled.initial(count), inputs, keys)[1]).mean(axis=0)
+    np.testing.assert_allclose(often, SHARES[1], atol=0.06)
+
+
 def test_every_algorithm_is_made_for_its_kind_of_actions() -> None:
     assert isinstance(agents.make(3, 1, "continuous", CONFIG), Agent)
     assert isinstance(agents.make(3, 1, "continuous", AgentConfig()), agents.redq.Agent)
-    with pytest.raises(ConfigError, match=r"discrete actions: .*--agent\.algorithm dqn"):
+    assert isinstance(agents.make(3, 2, "discrete", CONFIG), DiscreteAgent)
+    with pytest.raises(ConfigError, match=r"discrete actions: .*--agent\.algorithm bc or dqn"):
         agents.make(3, 2, "discrete", AgentConfig())

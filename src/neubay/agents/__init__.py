@@ -54,6 +54,7 @@ class Agent(Protocol):
 ALGORITHMS: dict[tuple[str, str], Callable[[int, int, AgentConfig], Agent]] = {
     ("redq", "continuous"): redq.Agent,
     ("bc", "continuous"): bc.Agent,
+    ("bc", "discrete"): bc.DiscreteAgent,
     ("dqn", "discrete"): dqn.Agent,
 }
 

@@ -1,14 +1,20 @@
-"""Behaviour cloning with the recurrent actor of REDQ: the baseline that imagines nothing.
+"""Behaviour cloning on recurrent features: the baseline that imagines nothing.
 
-Only the transitions of the data count.
+Only the transitions of the data count. With continuous actions the network is the actor of REDQ.
+With discrete ones it gives a logit for every action, and
+
+    L = -log softmax(logits(h))[a].
 """
 
-from typing import NamedTuple
+import abc
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
@@ -20,26 +26,91 @@ from neubay.agents.learning import (
     network_optimiser,
     transition_kinds,
 )
+from neubay.agents.memory import Encoder, NoMemory
 from neubay.agents.networks import (
     Actor,
     GaussianPolicy,
-    Imitation,
+    Head,
+    Histories,
+    RecurrentPolicy,
     generator,
     imitation,
+    make_encoder,
     read,
 )
-from neubay.tape import Tape
+from neubay.config import AgentConfig
+from neubay.tape import AnyArray, Tape
+
+
+class Chooser(eqx.Module):
+    """A distribution over discrete actions: an encoder, and one head for the logits."""
+
+    encoder: Encoder | NoMemory
+    head: Head
+
+    def __init__(
+        self,
+        state_size: int,
+        action_size: int,
+        config: AgentConfig,
+        *,
+        rng: np.random.Generator,
+        standardise: Standardiser | None = None,
+    ):
+        self.encoder = make_encoder(
+            state_size, action_size, config, rng=rng, standardise=standardise
+        )
+        self.head = Head(self.encoder.width, config.width, config.head_depth, action_size, rng=rng)
+
+    def __call__(self, histories: Histories) -> Float[Array, "rows *slots a"]:
+        """The logits at every row that is learnt from."""
+        return self.head(histories.features(self.encoder))
+
+
+class CategoricalPolicy(RecurrentPolicy):
+    """The likeliest action, or a sample."""
+
+    actor: Chooser
+    deterministic: bool = eqx.field(static=True)
+
+    @property
+    def encoder(self) -> Encoder | NoMemory:
+        return self.actor.encoder
+
+    def choose(
+        self, features: Float[Array, "k width"], keys: Key[Array, " k"]
+    ) -> Float[Array, "k a"]:
+        logits = self.actor.head(features)
+        scores = logits
+        if not self.deterministic:
+            scores += jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
+        # The largest of numbers with a NaN among them is no choice, and must not look like one.
+        nothing = jnp.isnan(logits).any(axis=-1, keepdims=True)
+        chosen = jax.nn.one_hot(scores.argmax(axis=-1), logits.shape[-1])
+        return jnp.where(nothing, jnp.nan, chosen)
 
 
 class AgentState(NamedTuple):
     """Everything that training changes."""
 
-    actor: Actor
+    actor: Any
     optimiser: optax.OptState
 
 
-class Agent(RecurrentAgent):
-    """A recurrent imitator."""
+class Imitator(RecurrentAgent):
+    """What imitators of both kinds of actions share."""
+
+    network: type[Actor] | type[Chooser]
+
+    @abc.abstractmethod
+    def loss(
+        self,
+        actor: Any,
+        histories: Histories,
+        action: Float[AnyArray, "rows *slots a"],
+        weights: Float[Array, "rows *slots"],
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """How badly the actions are imitated, and what is told of it."""
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
@@ -47,31 +118,69 @@ class Agent(RecurrentAgent):
 
     def init(self, key: PRNGKeyArray, constants: Standardiser | None = None) -> AgentState:
         sizes = self.state_size, self.action_size, self.config
-        actor = Actor(*sizes, rng=generator(key), standardise=constants or self.constants)
+        actor = self.network(*sizes, rng=generator(key), standardise=constants or self.constants)
         return AgentState(actor, init_optimiser(self.optimiser, actor))
 
     def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
         """One gradient step on one tape."""
         histories, tape = read(tape, self.burn_in)
         weights = mean_weights(transition_kinds(tape).real)
-
-        def loss(actor: Actor) -> tuple[Float[Array, ""], Imitation]:
-            fit = imitation(actor(histories), tape.action, weights)
-            return fit.loss, fit
-
-        gradient, fit = jax.grad(loss, has_aux=True)(state.actor)
+        gradient, told = jax.grad(self.loss, has_aux=True)(
+            state.actor, histories, tape.action, weights
+        )
         actor, optimiser, health = descend(self.optimiser, state.actor, gradient, state.optimiser)
         metrics = {
-            "squared_error": fit.squared_error,
-            "log_likelihood": fit.log_likelihood,
+            **told,
             "actor_gradient_norm": health.norm,
             "nonfinite_gradients": health.nonfinite,
         }
         return AgentState(actor, optimiser), metrics
 
-    def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
-        return GaussianPolicy(state.actor, deterministic)
-
     def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows *slots"]:
         """NaN: an imitator has no critic."""
         return jnp.full(tapes.reward.shape, jnp.nan)
+
+
+class Agent(Imitator):
+    """A recurrent imitator of continuous actions."""
+
+    network = Actor
+
+    def loss(
+        self,
+        actor: Actor,
+        histories: Histories,
+        action: Float[AnyArray, "rows *slots a"],
+        weights: Float[Array, "rows *slots"],
+    ) -> tuple[Float[Array, ""], Metrics]:
+        fit = imitation(actor(histories), action, weights)
+        told = {"squared_error": fit.squared_error, "log_likelihood": fit.log_likelihood}
+        return fit.loss, told
+
+    def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
+        return GaussianPolicy(state.actor, deterministic)
+
+
+class DiscreteAgent(Imitator):
+    """A recurrent imitator of discrete actions, which are one-hot."""
+
+    network = Chooser
+
+    def loss(
+        self,
+        actor: Chooser,
+        histories: Histories,
+        action: Float[AnyArray, "rows *slots a"],
+        weights: Float[Array, "rows *slots"],
+    ) -> tuple[Float[Array, ""], Metrics]:
+        logits = actor(histories)
+        likelihood = (jax.nn.log_softmax(logits) * action).sum(axis=-1)
+        likeliest = logits.argmax(axis=-1) == jnp.asarray(action).argmax(axis=-1)
+        told = {
+            "log_likelihood": jnp.vdot(weights, likelihood),
+            "accuracy": jnp.vdot(weights, likeliest.astype(jnp.float32)),
+        }
+        return -told["log_likelihood"], told
+
+    def policy(self, state: AgentState, deterministic: bool) -> CategoricalPolicy:
+        return CategoricalPolicy(state.actor, deterministic)

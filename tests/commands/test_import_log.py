@@ -48,6 +48,27 @@ def test_a_csv_becomes_a_dataset_that_knows_its_bounds(
     assert "bounds of the actions are guessed from the data: [" in capsys.readouterr().out
 
 
+def test_every_row_is_accounted_for_and_files_are_named(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = log.read_text().splitlines()
+    lines[5] = lines[5].replace(lines[5].split(",")[2], "")  # a value is missing
+    other = tmp_path / "more.csv"
+    other.write_text("\n".join([*lines, "9,0.0,1.0,1.0,1.0"]) + "\n")  # an episode of one row
+    assert run(log, other, tmp_path / "out.hdf5", "--reward", "temp", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"121 rows of 2 files ({log} 60, {other} 61): " in said
+    assert "112 steps; 7 last rows of episodes, which lend their state only; 2 left out" in said
+
+
+def test_what_is_guessed_is_said_also_where_a_column_is_missing(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(log, tmp_path / "out.hdf5", "--dry-run") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no column is called like reward" in said and "actions pump1 (by name)" in said
+
+
 def test_a_dry_run_shows_and_writes_nothing(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

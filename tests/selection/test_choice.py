@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import neubay
+from helpers.known_worlds import fitted as fitted_world
+from helpers.known_worlds import linear_world
 from helpers.small_runs import swings, tiny
+from helpers.walks import LIMIT, LONGEST, walks
 from neubay import agents, cli, experiment, selection, world
 from neubay.baseline import clone_config
 from neubay.config import SelectionConfig, WorldConfig
@@ -23,7 +26,7 @@ from neubay.report.runs import page, records
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
-from neubay.selection import Trial, judge_config, load_judge
+from neubay.selection import Judge, Trial, judge_config, load_judge
 from neubay.tasks import get_task
 from neubay.world import Resampled, resampled_hash, split_rows
 
@@ -192,6 +195,89 @@ def test_terminals_without_a_rule_leave_no_vote(chosen: Path) -> None:
     assert any("no rule says where an episode ends" in why for why in found.record["reasons"])
 
 
+# --- Ends that the judge has learned -------------------------------------------------------------
+
+
+def test_a_judge_learns_ends_where_no_rule_tells_them() -> None:
+    def wanted(dataset: Dataset, **changes: Any) -> str:
+        return judge_config(WorldConfig(**changes), Resampled.draw(dataset, 0)).termination
+
+    ends = walks(60)
+    assert wanted(ends) == wanted(ends, termination="learned") == "learned"
+    assert wanted(ends, termination="none") == "none"
+    assert wanted(walks(30, by_chance=1e-12)) == "none"
+    enough_for_the_run = walks(14)
+    assert world.ended_by(enough_for_the_run, WorldConfig()) == "learned"
+    assert wanted(enough_for_the_run) == "none"  # of those drawn, too few end
+    ruled = dataclasses.replace(ends.task, termination=lambda s, a, n: abs(n[..., 0]) > LIMIT)
+    assert wanted(dataclasses.replace(ends, task=ruled)) == "none"
+
+
+@pytest.fixture(scope="module")
+def ending() -> tuple[Dataset, Judge]:
+    """Data whose rule is told to nobody, and a judge that knows all but the rule."""
+    dataset = walks(300)
+    drawn = Resampled.draw(dataset, 0)
+    moves = np.concatenate([np.zeros((3, 3)), np.eye(3) / 2], axis=1)
+    truth = np.concatenate([moves, np.zeros((1, 6))])
+    of = linear_world(2 * [truth], 2 * [np.array([0.0, 0.0, 0.0, 1.0])], sigma=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.termination, "STEPS", 1000)
+        fitted = world.with_termination(fitted_world(of, drawn), drawn)
+    return dataset, Judge(fitted, 0, None, zeta=None)
+
+
+@pytest.mark.slow
+def test_learned_ends_are_judged_as_the_rule_would(ending: tuple[Dataset, Judge]) -> None:
+    dataset, judge = ending
+    record = selection.DataRecord.of(dataset)
+    policies = {
+        "outwards": lambda seen: np.tile([1.0, 0.0, 0.0], (len(seen), 1)),
+        "home": lambda seen: -seen,
+    }
+    candidates = [selection.Candidate(name, policy) for name, policy in policies.items()]
+
+    def estimates(rule: Any) -> dict[str, float]:
+        task = dataclasses.replace(dataset.task, termination=rule)
+        found = selection.choose(candidates, judge, record, task).record
+        expected = "learned" if rule is None else "rule"
+        assert found["protocol"]["termination"] == expected
+        assert not any("no rule" in why for why in found["reasons"])
+        return {each["name"]: each["estimate"] for each in found["candidates"]}
+
+    learned = estimates(None)
+    known = estimates(lambda s, a, n: abs(n[..., 0]) > LIMIT)
+    assert known["outwards"] < 7 and known["home"] == pytest.approx(LONGEST, abs=0.1)
+    for name in policies:
+        assert learned[name] == pytest.approx(known[name], rel=0.1)
+    headless = dataclasses.replace(judge.fitted.world, heads=None)
+    blind = dataclasses.replace(judge, fitted=dataclasses.replace(judge.fitted, world=headless))
+    found = selection.choose(candidates, blind, record, dataset.task).record
+    assert found["protocol"]["termination"] == "none" and not found["protocol"]["vote"]
+    assert any("the judge has not learned it" in why for why in found["reasons"])
+    assert all(each["length_mean"] == LONGEST for each in found["candidates"])
+
+
+@pytest.mark.slow
+def test_a_run_and_select_use_the_ends_that_the_judge_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(world.termination, "STEPS", 500)
+    dataset, run = walks(60), tmp_path / "run"
+    experiment.run(dataset, tiny(agent={"algorithm": "bc"}), run, select=SelectionConfig())
+    ours = written(run / "selection")
+    assert ours["protocol"]["termination"] == "learned"
+    judge = load_judge(run / "selection" / "judge.json")
+    assert judge.fitted.termination is not None
+    assert selection.select(run).record == ours  # without the data
+    # A judge without heads, as earlier versions fitted it, is replaced where the data is named.
+    plain = selection.fit_judge(dataset, tiny(world={"termination": "none"}).world)
+    (run / "selection" / "judge.json").write_text(json.dumps(plain.reference()))
+    assert selection.select(run).record["protocol"]["termination"] == "none"
+    assert selection.select(run, data=dataset).record == ours
+
+
 @pytest.mark.faults("a signal while the clone, the judge or the candidates are worked on")
 @pytest.mark.parametrize("stage", ["clone", "judge", "selection"])
 def test_an_interrupted_selection_is_resumed(
@@ -264,10 +350,10 @@ def test_a_judge_sees_whole_episodes_and_validates_on_none_that_it_learns_from()
 
 def test_a_judge_is_smaller_than_the_world_by_a_written_rule() -> None:
     config = WorldConfig(pool=12, members=10, max_epochs=60, quantifier="aleatoric")
-    smaller = judge_config(config)
+    smaller = judge_config(config, data())
     assert (smaller.pool, smaller.members, smaller.max_epochs) == (6, 5, 40)
     assert smaller.max_steps is None and smaller.quantifier == "disagreement"
-    tiny_one = judge_config(WorldConfig(pool=2, members=1))
+    tiny_one = judge_config(WorldConfig(pool=2, members=1), data())
     assert (tiny_one.pool, tiny_one.members) == (2, 2)
 
 

@@ -12,6 +12,7 @@ import pytest
 from helpers.known_worlds import fitted as fitted_world
 from helpers.known_worlds import linear_world
 from helpers.small_runs import tiny
+from helpers.walks import LIMIT, LONGEST, walks
 from neubay import imagination
 from neubay import world as worlds
 from neubay.config import WorldConfig, updated
@@ -22,35 +23,6 @@ from neubay.preflight import world_estimate
 from neubay.runs.signals import Stopped
 from neubay.tasks import ContinuousActions, Task, get_task
 from neubay.world import FittedWorld, World, termination
-
-LIMIT = 2.0  # the probe's rule: |s'_0| > LIMIT is terminal
-LONGEST = 60
-
-
-def walks(
-    episodes: int = 400, *, by_chance: float = 0.0, seed: int = 0, task: Task | None = None
-) -> Dataset:
-    """s' = s + a / 2 with three states: the first ends an episode beyond LIMIT, or nothing does but
-    chance; after LONGEST steps there is a timeout."""
-    rng = np.random.default_rng(seed)
-    columns: dict[str, list] = {name: [] for name in ("s", "a", "d", "timeout", "n")}
-    for _ in range(episodes):
-        state = rng.uniform(-1, 1, 3)
-        for step in range(LONGEST):
-            action = rng.uniform(-1, 1, 3)
-            after = state + action / 2
-            ends = rng.random() < by_chance if by_chance else abs(after[0]) > LIMIT
-            last = step == LONGEST - 1 and not ends
-            for name, value in zip(columns, (state, action, ends, last, after), strict=True):
-                columns[name].append(value)
-            state = after
-            if ends:
-                break
-    s, a, d, timeout, n = (np.asarray(column) for column in columns.values())
-    return Dataset.from_arrays(
-        s, a, np.zeros(len(d)), d, timeout, n, task=task, name="walks", tell=lambda _: None
-    )
-
 
 TRUTH = np.concatenate(
     [np.concatenate([np.zeros((3, 3)), np.eye(3) / 2], axis=1), np.zeros((1, 6))]
@@ -143,6 +115,31 @@ def test_episodes_are_dealt_whole_and_timeouts_are_no_ends(data: Dataset) -> Non
         for row in part.row[part.near][:50]:
             assert any(following.get(row + ahead, False) for ahead in range(1, 11))
     assert worlds.count_ends(data) == sum(part.ends.sum() for part in parts)
+
+
+def test_a_bootstrap_deals_an_episode_into_one_part_as_often_as_it_was_drawn(
+    data: Dataset,
+) -> None:
+    drawn = worlds.Resampled.draw(data, 5)
+    parts = worlds.split_episodes(drawn, 3)
+    rows = [np.unique(part.row) for part in parts]
+    assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows))  # no row in two parts
+    together = np.sort(np.concatenate([part.row for part in parts]))
+    np.testing.assert_array_equal(together, drawn.world_rows)
+    once = np.unique(together)
+    assert worlds.count_ends(drawn) == np.asarray(data.tape.terminated)[once].sum()
+    assert 0.5 < worlds.count_ends(drawn) / worlds.count_ends(data) < 0.75  # 1 - 1/e
+
+
+def test_ends_that_led_to_a_state_nobody_stored_teach_nothing() -> None:
+    """Regression: the state before stood in for it, and heads learned that standing still ends."""
+    blind = walks(60, stored=False)
+    assert np.asarray(blind.tape.terminated).sum() > 20 and worlds.count_ends(blind) == 0
+    assert worlds.ended_by(blind, WorldConfig()) == "none"
+    with pytest.raises(WorldError, match=r"terminal steps led to were not stored"):
+        worlds.ended_by(blind, WorldConfig(termination="learned"))
+    for part in worlds.split_episodes(blind, 0):
+        assert len(part.row) and not part.ends.any()
 
 
 def test_survival_is_kaplan_and_meiers() -> None:

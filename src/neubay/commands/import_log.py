@@ -118,11 +118,26 @@ def _show(console: Console, imported: Any, dataset: Any) -> None:
     console.print(table)
     for finding in imported.findings:
         console.print(f"[yellow]warning:[/] {escape(str(finding))}", soft_wrap=True)
+    console.print(escape(_rows_read(imported, dataset.transitions)), soft_wrap=True)
     lengths = dataset.bounds[1]
     console.print(
         f"{dataset.episodes:,} episodes of {lengths.min():,} to {lengths.max():,} steps, "
         f"{dataset.transitions:,} in all, {int(dataset.tape.terminated.sum()):,} terminal; "
         f"mean return {dataset.returns.mean():.4g}"
+    )
+
+
+def _rows_read(imported: Any, steps: int) -> str:
+    """What became of the rows: every one is a step, a last row, or left out."""
+    rows = sum(imported.rows.values())
+    files = ""
+    if len(imported.rows) > 1:
+        each = ", ".join(f"{name} {count:,}" for name, count in imported.rows.items())
+        files = f" of {len(imported.rows)} files ({each})"
+    left_out = rows - steps - imported.last_rows
+    return (
+        f"{rows:,} rows{files}: {steps:,} steps; {imported.last_rows:,} last rows of episodes, "
+        f"which lend their state only; {left_out:,} left out"
     )
 
 

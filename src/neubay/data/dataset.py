@@ -210,6 +210,11 @@ class Dataset:
         return np.append(np.asarray(self.tape.real)[1:], True)
 
     @cached_property
+    def times_drawn(self) -> Int[np.ndarray, " episodes"]:
+        """How often a world is shown each episode: once."""
+        return np.ones(self.episodes, np.int64)
+
+    @cached_property
     def world_rows(self) -> Int[np.ndarray, " transitions"]:
         """Rows whose transition the world model trains on."""
         used = has_successor(np.asarray(self.tape.start)) & self.recorded_successor

@@ -38,7 +38,7 @@ MOST_DISCRETE = 32
 # How columns are called, in lower case, whole or up to a number: the first role that fits.
 _NAMES: dict[str, str] = {
     "reward": r"reward|rewards|rew|r|return_step",
-    "episode": r"episode(_?id|_?nr|_?number)?|ep|traj(ectory)?(_?id)?|run(_?id)?|batch(_?id)?",
+    "episode": r"episode(_?id|_?nr|_?number)?|ep|traj(ectory)?(_?id)?|run(_?id)?|batch(_?id)?|cycle(_?id)?",
     "time": r"time(_?stamp)?|timestamp|datetime|date|t|step|time_?step",
     "terminal": r"terminals?|terminated|terminations?|failed|failure|trip(ped)?",
     "timeout": r"timeouts?|truncated|truncations?",
@@ -83,6 +83,10 @@ class Imported:
     guessed: dict[str, str]
     """Role -> why that column was taken for it."""
     findings: list[Finding]
+    rows: dict[str, int]
+    """File -> rows that were read of it."""
+    last_rows: int
+    """Last rows of episodes, which lend their state only."""
 
 
 def _formula(reward: str) -> Expression:
@@ -142,10 +146,17 @@ def choose_columns(
         if role not in roles:
             shown = ", ".join(f"'{known}'" for known in names[:30])
             flag = f"--{role} NAME" + (",NAME" if role != "reward" else " (or a formula)")
+            so_far = "; ".join(f"{r} {_listed(roles[r])} ({why})" for r, why in guessed.items())
             raise DatasetError(
-                f"{file}: no column is called like {role}. Its columns: {shown}. Name it: {flag}."
+                f"{file}: no column is called like {role}. Its columns: {shown}. "
+                + (f"Guessed so far: {so_far}. " if so_far else "")
+                + f"Name it: {flag}."
             )
     return Columns(**roles), guessed
+
+
+def _listed(columns: str | tuple[str, ...]) -> str:
+    return columns if isinstance(columns, str) else ", ".join(columns)
 
 
 # --- Reading ---------------------------------------------------------------------------------
@@ -288,7 +299,9 @@ class _LogRows:
         return len(self.rewards)
 
 
-def _read(tables: Sequence[LogTable], columns: Columns) -> _LogRows:
+def _read(tables: Sequence[LogTable], columns: Columns) -> tuple[_LogRows, dict[str, int]]:
+    """The rows of all tables, and how many each has."""
+    counts = {table.name: 0 for table in tables}
     parts: dict[str, list[np.ndarray]] = {}
     codes: dict[tuple[int, Any], int] = {}
     whole = len(columns.actions) == 1
@@ -298,6 +311,7 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> _LogRows:
             for batch in table.batches(wanted):
                 arrays = {name: batch.column(name) for name in wanted}
                 whole = whole and _is_whole(arrays[columns.actions[0]])
+                counts[table.name] += batch.num_rows
                 for key, values in _converted(arrays, columns, codes, number, table.name).items():
                     parts.setdefault(key, []).append(values)
         except (_arrow("pyarrow").ArrowException, OSError) as problem:
@@ -307,7 +321,8 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> _LogRows:
     joined = {key: np.concatenate(parts.pop(key)) for key in list(parts)}
     measured = [joined["states"], joined["actions"], joined["rewards"][:, None]]
     complete = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in measured])
-    return _LogRows(time=joined.pop("time", None), whole=complete, whole_actions=whole, **joined)
+    time = joined.pop("time", None)
+    return _LogRows(time=time, whole=complete, whole_actions=whole, **joined), counts
 
 
 def _is_whole(array: Any) -> bool:
@@ -426,7 +441,8 @@ def steps_of(
             )
     notes = _Notes(first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more")
     _note_unused(first, columns, notes)
-    log = _complete(_ordered(_placed(_read(tables, columns)), notes), notes)
+    log, counts = _read(tables, columns)
+    log = _complete(_ordered(_placed(log), notes), notes)
     begins = _beginnings(log, gap, notes)
     _look_for_repeats(log, begins, notes)
     arrays = _transitions(log, begins, reward_at, notes)
@@ -434,7 +450,8 @@ def steps_of(
         arrays["actions"], action_bounds = _guessed_bounds(
             arrays["actions"], log.whole_actions, notes
         )
-    return Imported(arrays, action_bounds, columns, guessed, notes.findings)
+    last_rows = int((arrays["terminals"] | arrays["timeouts"]).sum())
+    return Imported(arrays, action_bounds, columns, guessed, notes.findings, counts, last_rows)
 
 
 class _Notes:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from neubay import world
-from neubay.config import WorldConfig, preset
+from neubay.config import EndedBy, WorldConfig, preset
 from neubay.data.dataset import Dataset
 from neubay.errors import RunError
 from neubay.runs.files import read_json, tree_hash
 from neubay.runs.messages import Tell, log
-from neubay.tasks import published_settings
+from neubay.tasks import Task, published_settings
 from neubay.world import FittedWorld, Resampled, resampled_hash
 from neubay.world.fitting import Show
 
@@ -42,6 +42,12 @@ class Judge:
         """U(zeta)."""
         return math.inf if self.zeta is None else self.fitted.threshold(self.zeta)
 
+    def ended_by(self, task: Task) -> EndedBy:
+        """What tells terminal states in its rollouts: the task's rule, else what it learned."""
+        if task.termination is not None:
+            return "rule"
+        return "none" if self.fitted.world.heads is None else "learned"
+
     def saw(self, dataset_hash: str) -> bool:
         """It was fitted on episodes of that data."""
         return self.fitted.dataset_hash == resampled_hash(dataset_hash, self.seed)
@@ -57,17 +63,19 @@ class Judge:
         }
 
 
-def judge_config(config: WorldConfig) -> WorldConfig:
+def judge_config(config: WorldConfig, dataset: Dataset) -> WorldConfig:
     """The settings of the judge of runs whose world has these: half the members, two thirds of the
-    caps, and the paper's uncertainty, whatever a variant's is. It learns no ends: a judge goes by
-    the task's rule."""
+    caps, and the paper's uncertainty, whatever a variant's is. Ends it learns where no rule tells
+    them, if `dataset`, the episodes that it is fitted on, has enough."""
+    learns = dataset.task.termination is None and config.termination != "none"
+    learned = learns and world.is_learnable(dataset)
     pool = min(max(config.pool // 2, 2), config.pool)
     caps = {name: getattr(config, name) for name in ("max_epochs", "max_steps")}
     changes = {
         "pool": pool,
         "members": min(max(config.members // 2, 2), pool),
         "quantifier": "disagreement",
-        "termination": "none",
+        "termination": "learned" if learned else "none",
         **{name: cap and math.ceil(cap * EPOCHS_SHARE) for name, cap in caps.items()},
     }
     return config.model_copy(update=changes)
@@ -87,7 +95,8 @@ def fit_judge(
         config: the settings of the world whose policies are judged.
         seed: decides which episodes are drawn, and how often.
     """
-    resampled, smaller = Resampled.draw(dataset, seed), judge_config(config)
+    resampled = Resampled.draw(dataset, seed)
+    smaller = judge_config(config, resampled)
     directory = world.world_directory(resampled, smaller, _SEED + seed)
     fitted = world.fit(
         resampled, smaller, _SEED + seed, directory=directory, progress=progress, tell=tell

@@ -20,7 +20,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from neubay.config import EndedBy
 from neubay.imagination import HistoryPolicy
+from neubay.imagination.protocols import EndingDynamics
 from neubay.policy import Policy
 from neubay.runs.signals import stop_if_signalled
 from neubay.selection.record import DataRecord
@@ -60,6 +62,15 @@ class Members(Protocol):
         ...
 
 
+@runtime_checkable
+class EndingMembers(Members, Protocol):
+    """Members that have learned what ends an episode."""
+
+    def select(self, member: Int[Array, " k"]) -> EndingDynamics:
+        """The given members, one for each of k rollouts."""
+        ...
+
+
 class Rollouts(NamedTuple):
     """What one candidate got, in every member from every start. Returns are raw."""
 
@@ -85,6 +96,7 @@ class Conditions(eqx.Module):
 
     world: Members
     termination: Termination | None = eqx.field(static=True)
+    ended_by: EndedBy = eqx.field(static=True)
     member: Int[Array, " k"]
     limit: Int[Array, " k"]  # C_i
     entropy: UInt32[Array, "k 2"]  # a key for each rollout
@@ -97,6 +109,22 @@ class Conditions(eqx.Module):
         """A key for every draw of every rollout."""
         return jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(self.entropy), number)
 
+    def terminal(
+        self,
+        state: Float[Array, "k s"],
+        action: Float[Array, "k a"],
+        next_state: Float[Array, "k s"],
+        keys: Key[Array, " k"],
+    ) -> Bool[Array, " k"]:
+        """f_term(s, a, s'): the task's, or that of the member in which a rollout lives."""
+        if self.ended_by == "rule":
+            assert self.termination is not None
+            return self.termination(state, action, next_state)
+        if self.ended_by == "learned":
+            assert isinstance(self.world, EndingMembers)
+            return self.world.select(self.member).terminal(state, action, next_state, keys)
+        return jnp.zeros(len(state), bool)
+
     def advance(
         self, sums: Sums, inputs: AgentInput, action: Float[Array, "k a"]
     ) -> tuple[Sums, AgentInput]:
@@ -107,11 +135,9 @@ class Conditions(eqx.Module):
         finite = jnp.isfinite(next_state).all(axis=-1) & jnp.isfinite(reward)
         finite &= jnp.isfinite(uncertainty)
         next_state = jnp.where(finite[:, None], next_state, state)
-        ended = jnp.zeros_like(finite)
-        if self.termination is not None:
-            ended = finite & self.termination(state, action, next_state)
-            if self.terminal_reward is not None:
-                reward = jnp.where(ended, self.terminal_reward, reward)
+        ended = finite & self.terminal(state, action, next_state, keys)
+        if self.terminal_reward is not None:
+            reward = jnp.where(ended, self.terminal_reward, reward)
         cut = sums.cut | ~finite | (uncertainty > self.threshold)
         reward = jnp.where(cut, jnp.clip(reward, self.reward_low, self.reward_high), reward)
         # A world whose numbers overflow has nothing to say: the rest is paid at the lowest reward.
@@ -143,9 +169,18 @@ class Trial:
 
     @classmethod
     def of(
-        cls, world: Members, threshold: float, record: DataRecord, task: Task, *, seed: int
+        cls,
+        world: Members,
+        threshold: float,
+        record: DataRecord,
+        task: Task,
+        *,
+        seed: int,
+        ended_by: EndedBy | None = None,
     ) -> "Trial":
-        """Every start in every member: about `ROLLOUTS` rollouts."""
+        """Every start in every member: about `ROLLOUTS` rollouts. `ended_by` tells terminal states;
+        by default the task's rule, if it has one."""
+        usual: EndedBy = "none" if task.termination is None else "rule"
         episode = draw_starts(record, max(ROLLOUTS // world.size, FEWEST_STARTS), seed)
         rng, count = np.random.default_rng([seed, 1]), world.size * len(episode)
         low, high = (np.float32(r + record.reward_shift) for r in record.reward_range)
@@ -153,6 +188,7 @@ class Trial:
         conditions = Conditions(
             world,
             task.termination,
+            ended_by or usual,
             member=jnp.asarray(np.repeat(np.arange(world.size, dtype=np.int32), len(episode))),
             limit=jnp.asarray(np.tile(record.limit[episode], world.size).astype(np.int32)),
             entropy=jnp.asarray(rng.integers(1 << 32, size=(count, 2), dtype=np.uint32)),

@@ -40,14 +40,21 @@ class Resampled(Dataset):
         )
 
     @cached_property
+    def times_drawn(self) -> Int[np.ndarray, " episodes"]:
+        present = np.unique(self._episode_of_row)  # those that have something to learn from
+        drawn = np.random.default_rng(self.seed).choice(present, len(present))
+        return np.bincount(drawn, minlength=self.episodes)
+
+    @cached_property
     def world_rows(self) -> Int[np.ndarray, " transitions"]:
         assert self.of is not None
-        rows, (first, _) = self.of.world_rows, self.of.bounds
-        episode = np.searchsorted(first, rows, side="right") - 1
-        present = np.unique(episode)  # those that have something to learn from
-        drawn = np.random.default_rng(self.seed).choice(present, len(present))
-        times = np.bincount(drawn, minlength=len(first))
-        return np.repeat(rows, times[episode])
+        return np.repeat(self.of.world_rows, self.times_drawn[self._episode_of_row])
+
+    @property
+    def _episode_of_row(self) -> Int[np.ndarray, " transitions"]:
+        """Which episode each row is of that a world trains on."""
+        assert self.of is not None
+        return np.searchsorted(self.of.bounds[0], self.of.world_rows, side="right") - 1
 
     @cached_property
     def hash(self) -> str:

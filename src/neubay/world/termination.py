@@ -62,8 +62,7 @@ def ended_by(dataset: Dataset, config: WorldConfig) -> EndedBy:
         if task.learns_termination:
             wanted = "learned"
         else:
-            learnable = not task.reward_only and count_ends(dataset) >= FEWEST_ENDS
-            return "learned" if learnable else "none"
+            return "learned" if is_learnable(dataset) else "none"
     if wanted == "rule" and task.termination is None:
         raise WorldError(
             f"{dataset.name}: termination 'rule' is asked for, and task '{task.name}' has none; "
@@ -93,10 +92,22 @@ def settled(config: WorldConfig, dataset: Dataset) -> WorldConfig:
 
 
 def count_ends(dataset: Dataset) -> int:
-    """Episodes that came to a terminal state."""
+    """Episodes that came to a terminal state which was stored; one drawn twice is one."""
+    return int(np.count_nonzero(_ended(dataset)))
+
+
+def _ended(dataset: Dataset) -> Bool[np.ndarray, " episodes"]:
+    """Where the last step is one to learn an end from. Where the state that it led to was not
+    stored, the state before stands in for it: a head would learn that standing still ends."""
     first, length = dataset.bounds[0], dataset.lifetimes
-    last = (first + length - 1)[length > 0]
-    return int(np.count_nonzero(np.asarray(dataset.tape.terminated)[last]))
+    last = first + length - 1
+    ended = np.asarray(dataset.tape.terminated)[last] & dataset.recorded_successor[last]
+    return ended & (length > 0) & (dataset.times_drawn > 0)
+
+
+def is_learnable(dataset: Dataset) -> bool:
+    """There are ends enough to learn from and to check with."""
+    return not dataset.task.reward_only and count_ends(dataset) >= FEWEST_ENDS
 
 
 def _refuse_few_ends(dataset: Dataset) -> None:
@@ -107,7 +118,9 @@ def _refuse_few_ends(dataset: Dataset) -> None:
         return
     found = f"{ends} of its {dataset.episodes:,} episodes end in a terminal state"
     hint = "choose 'none', or write the rule down (--task-file)"
-    if ends == 0:
+    if ends == 0 and np.asarray(dataset.tape.terminated).any():
+        found = "the states that its terminal steps led to were not stored (next_observations)"
+    elif ends == 0:
         found = "none of its episodes ends in a terminal state (timeouts are not terminals)"
     raise WorldError(
         f"{dataset.name}: termination cannot be learned: {found}, and {FEWEST_ENDS} are needed to "
@@ -129,16 +142,17 @@ class Part(NamedTuple):
 
 def split_episodes(dataset: Dataset, seed: int) -> list[Part]:
     """The data's steps up to the first terminal one, dealt by whole episodes into `SHARES`;
-    episodes that end in a terminal state and others are dealt apart."""
+    episodes that end in a terminal state and others are dealt apart. One that was drawn twice is
+    twice in one part."""
     rng = np.random.default_rng([seed, 16])
     first, length = dataset.bounds[0], dataset.lifetimes
     terminated = np.asarray(dataset.tape.terminated)
-    ended = terminated[first + length - 1]
+    ended, present = _ended(dataset), (length > 0) & (dataset.times_drawn > 0)
     episodes: list[list[np.ndarray]] = [[] for _ in SHARES]
-    for kind in (np.flatnonzero(ended & (length > 0)), np.flatnonzero(~ended & (length > 0))):
+    for kind in (np.flatnonzero(ended), np.flatnonzero(~ended & present)):
         cuts = np.rint(np.cumsum(SHARES)[:-1] * len(kind)).astype(int)
         for share, dealt in zip(episodes, np.split(rng.permutation(kind), cuts), strict=True):
-            share.append(dealt)
+            share.append(np.repeat(dealt, dataset.times_drawn[dealt]))
     parts = []
     for chosen in map(np.concatenate, episodes):
         steps = length[chosen]
@@ -146,7 +160,9 @@ def split_episodes(dataset: Dataset, seed: int) -> list[Part]:
         row = np.repeat(first[chosen], steps) + age
         left = np.repeat(steps, steps) - 1 - age
         near = np.repeat(ended[chosen], steps) & (left > 0) & (left <= NEAR)
-        parts.append(Part(row, age, terminated[row], near))
+        stored = dataset.recorded_successor[row]
+        part = Part(row, age, terminated[row], near)
+        parts.append(Part(*(field[stored] for field in part)))
     return [parts[0], *(_at_most(part, rng) for part in parts[1:])]
 
 

@@ -189,6 +189,16 @@ def test_a_page_without_a_place_for_tables_is_refused(tmp_path: Path) -> None:
         write_between(tmp_path / "page.md", sweeps.BEGIN, END, "| a |")
 
 
+def test_a_page_may_have_tables_of_two_commands(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", "<!-- tables: other -->"
+    page.write_text(f"{sweeps.BEGIN}\nold\n{END}\nbetween\n{other}\ntheirs\n{END}\n")
+    write_between(page, sweeps.BEGIN, END, "ours")
+    assert page.read_text() == f"{sweeps.BEGIN}\nours\n{END}\nbetween\n{other}\ntheirs\n{END}\n"
+    page.write_text(f"{sweeps.BEGIN}\nno end\n{other}\ntheirs\n{END}\n")
+    with pytest.raises(NeubayError, match="needs one line"):
+        write_between(page, sweeps.BEGIN, END, "ours")
+
+
 def test_several_datasets_get_one_table_of_their_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

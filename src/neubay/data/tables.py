@@ -38,7 +38,7 @@ MOST_DISCRETE = 32
 # How columns are called, in lower case, whole or up to a number: the first role that fits.
 _NAMES: dict[str, str] = {
     "reward": r"reward|rewards|rew|r|return_step",
-    "episode": r"episode(_?id|_?nr|_?number)?|ep|traj(ectory)?(_?id)?|run(_?id)?|batch(_?id)?|cycle(_?id)?",
+    "episode": r"episode(_?id|_?nr|_?number)?|ep|traj(ectory)?(_?id)?|(run|batch|cycle)(_?id)?",
     "time": r"time(_?stamp)?|timestamp|datetime|date|t|step|time_?step",
     "terminal": r"terminals?|terminated|terminations?|failed|failure|trip(ped)?",
     "timeout": r"timeouts?|truncated|truncations?",

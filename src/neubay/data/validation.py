@@ -106,7 +106,8 @@ def _unknown_task(rows: Rows, said: str | None) -> Finding:
         rows.file,
         None,
         None,
-        "belongs to no known task: horizon, action bounds and terminals cannot be checked"
+        "belongs to no known task: its horizon, its terminals, and bounds of actions that the file "
+        "does not record cannot be checked"
         + ("" if said is None else f"; {said.partition(': ')[2]}"),
         "Name the task if there is one (--task, or --task-file)",
     )

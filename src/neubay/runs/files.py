@@ -82,9 +82,10 @@ def write_between(path: Path, begin: str, end: str, text: str) -> None:
         old = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: cannot be read as text: {error}") from None
-    if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
-        raise RunError(f"{path}: needs one line '{begin}' and, below it, one line '{end}'")
-    head, tail = old.partition(begin)[0], old.partition(end)[2]
+    head, _, rest = old.partition(begin)
+    inside, ended, tail = rest.partition(end)
+    if old.count(begin) != 1 or not ended or "<!--" in inside:  # the end of other tables
+        raise RunError(f"{path}: needs one line '{begin}' and, below it, a line '{end}'")
     with atomic(path) as draft:
         draft.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
 

@@ -155,9 +155,8 @@ def survival_figure(run: RunRecord) -> Figure | None:
     with style.context(STYLE):
         figure, axes = _single("Episodes still running")
         for name, look in looks.items():
-            axes.plot(curves["steps"], curves[name], **look)
-        axes.set_xscale("log")
-        plain_decades(axes, "x")
+            axes.plot([0, *curves["steps"]], [1, *curves[name]], **look)
+        axes.set_xlim(0, None)
         axes.set_xlabel("steps")
         axes.set_ylabel("share without a terminal state")
         axes.set_ylim(0, 1.03)

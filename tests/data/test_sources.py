@@ -314,7 +314,7 @@ def test_numbers_that_a_named_task_has_not_are_not_of_it(tmp_path: Path) -> None
         ("d4lr:x.hdf5", "Did you mean 'd4rl:x.hdf5'"),
         ("builtin:nothing", "Built in are: pendulum"),
         ("nowhere/file.hdf5", "no such file"),
-        ("minari:no/such-v0", "minari download no/such-v0"),
+        ("minari:no/such-v0", r"pip install 'minari\[hf\]' && minari download no/such-v0"),
         ("nul\0.hdf5", "no such file"),
         ("x" * 5000, "no such file"),
         ("~nobody-of-that-name/log.hdf5", "no such file"),

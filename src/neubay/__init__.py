@@ -16,7 +16,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from neubay.data import load
     from neubay.data.dataset import Dataset
-    from neubay.experiment import train
+    from neubay.experiment import train, train_together
     from neubay.guard import Guard
     from neubay.policy import Policy, load_policy
     from neubay.selection import select
@@ -32,6 +32,7 @@ _HOMES = {
     "register_task": "neubay.tasks",
     "select": "neubay.selection",
     "train": "neubay.experiment",
+    "train_together": "neubay.experiment",
 }
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "register_task",
     "select",
     "train",
+    "train_together",
 ]
 
 

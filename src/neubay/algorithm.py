@@ -28,7 +28,6 @@ from neubay.world import FittedWorld
 
 UPDATES_PER_CALL, ROWS_PER_CALL = 50, 50 * 2048
 """Gradient steps, and rows, of one device call: enough to hide its overhead, few enough to stop."""
-
 RENAMED = {"q_real": "q_data"}  # the paper's word for the critic's value on real rows
 
 
@@ -49,6 +48,7 @@ def train_agent(
     track: Tracker,
     checkpoints: Checkpoints,
     keep: Keep | None = None,
+    update: agents.Update = agents.update,
 ) -> Trained:
     """The while-loop of Algorithm 1. Behaviour cloning needs no world and imagines nothing.
     A turn of the loop gathers experience, or makes some of the gradient steps that are due for it;
@@ -74,7 +74,7 @@ def train_agent(
             with clock(at.seconds, "sampling"):
                 tapes = experience.sample(rng, count, shape)
             with clock(at.seconds, "updates"):
-                state, losses = agent.update(state, tapes)
+                state, losses = update(agent, state, tapes)
                 numbers = {RENAMED.get(name, name): float(value) for name, value in losses.items()}
             before, at.step, at.due = at.step, at.step + count, at.due - count
             about = {"kind": "train", "step": at.step, "iteration": iteration}

@@ -547,9 +547,9 @@ def known(setting: Value | None) -> Value:
 
 def default_preset() -> Preset:
     """`cpu` on CPUs, `paper` on accelerators."""
-    import jax  # here: a configuration is read without it
+    from neubay.devices import choices  # here, as it imports JAX: a configuration is read without
 
-    return "cpu" if jax.default_backend() == "cpu" else "paper"
+    return choices.sizes()
 
 
 def resolve(

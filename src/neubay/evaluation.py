@@ -59,7 +59,8 @@ class Evaluation(NamedTuple):
 
 
 @eqx.filter_jit
-def _act(policy: ActingPolicy, memory: Any, inputs: AgentInput, key: Any, step: Any) -> Any:
+def act(policy: ActingPolicy, memory: Any, inputs: AgentInput, key: Any, step: Any) -> Any:
+    """One step of E episodes side by side: their memory and actions."""
     keys = jax.random.split(jax.random.fold_in(key, step), inputs.state.shape[0])
     return policy.act(memory, inputs, keys)
 
@@ -127,7 +128,7 @@ def _roll(
     for step in range(task.horizon):
         start = np.full(count, step == 0)
         inputs = AgentInput(state, last_action, last_reward, start)
-        memory, action = _act(policy, memory, inputs, key, np.int32(step))
+        memory, action = act(policy, memory, inputs, key, np.int32(step))
         last_action = np.array(action)
         if step == 0:
             opening = _opening(state, last_action)

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from neubay import data, imagination, preflight, selection, world
-from neubay.agents import Agent, AgentState
+from neubay import agents, data, imagination, preflight, selection, world
+from neubay.agents import Agent, AgentState, Update
 from neubay.algorithm import Trained, train_agent
 from neubay.baseline import train_clone
 from neubay.config import (
@@ -29,6 +29,7 @@ from neubay.config import (
     settle,
 )
 from neubay.data.dataset import Dataset
+from neubay.devices.together import run_together
 from neubay.errors import ConfigError, RunError
 from neubay.experience import batch_shape, rollout_rules
 from neubay.policy import Policy, load_policy
@@ -91,26 +92,74 @@ def train(
         quiet: no progress; what must be known is still logged.
         select: how the run's policies are judged at its end; none: they are not.
     """
-    preset = preset or default_preset()
     if isinstance(dataset, str | Path):
         dataset = data.load(dataset)
-    published = published_settings(dataset.task, dataset.published)
-    config = resolve(published, preset, variant, {"seed": seed, **(changes or {})})
-    config = settle(config, dataset.facts)
     directory = Path(out) if out is not None else default_directory(dataset, variant, seed)
+    settings = preset or default_preset(), variant, {"seed": seed, **(changes or {})}
+    return _train(dataset, settings, directory, None if quiet else _show, select)
+
+
+def train_together(
+    dataset: Dataset | str | Path = "pendulum",
+    *,
+    seeds: Sequence[int],
+    preset: Preset | None = None,
+    variant: str = "neubay",
+    out: Path | str = "runs",
+    changes: dict[str, Any] | None = None,
+    quiet: bool = False,
+    select: SelectionConfig | None = USUAL_SELECTION,
+) -> list[Result]:
+    """Train with several seeds on one device, their gradient steps as one program: for an
+    accelerator that one run leaves partly idle.
+
+    Each seed has its run directory with all that `train` leaves there, equal to that of a run of
+    its own to rounding. What was interrupted is resumed, also by `train`. Everything but gradient
+    steps is done for one seed after the other. Where one seed fails, the others are finished first.
+
+    Args:
+        seeds: one run each.
+        out: the folder of the runs, each DATASET-VARIANT-seedS.
+
+    The others are those of `train`.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds {list(seeds)}: expected one or more, each of them once")
+    if isinstance(dataset, str | Path):
+        dataset = data.load(dataset)
+    known_data, chosen = dataset, preset or default_preset()
+
+    def training(seed: int) -> Callable[[Update], Result]:
+        directory = Path(out) / default_directory(known_data, variant, seed).name
+        settings = chosen, variant, {**(changes or {}), "seed": seed}
+        show = None if quiet else lambda line: _show(f"seed {seed}: {line}")
+        return lambda update: _train(known_data, settings, directory, show, select, update)
+
+    with deferred_signals():
+        return run_together([training(seed) for seed in seeds])
+
+
+def _train(
+    dataset: Dataset,
+    settings: tuple[Preset, str, dict[str, Any]],
+    directory: Path,
+    show: Callable[[str], None] | None,
+    select: SelectionConfig | None,
+    update: Update = agents.update,
+) -> Result:
+    """A run with a preset, a variant and changes of it, shown in lines if at all."""
+    preset, variant, changes = settings
+    published = published_settings(dataset.task, dataset.published)
+    config = settle(resolve(published, preset, variant, changes), dataset.facts)
+    shown: dict[str, Any] = {}
+    if show is not None:
+        shown = {
+            "trackers": (progress.agent_lines(show, known(config.agent.steps)),),
+            "world_progress": progress.world_lines(show, config.world.selection),
+            "stage_progress": progress.stage_lines(show),
+        }
     about = {"preset": preset, "variant": variant}
-    if quiet:
-        return run(dataset, config, directory, about=about, select=select)
-    return run(
-        dataset,
-        config,
-        directory,
-        about=about,
-        select=select,
-        trackers=(progress.agent_lines(_show, known(config.agent.steps)),),
-        world_progress=progress.world_lines(_show, config.world.selection),
-        stage_progress=progress.stage_lines(_show),
-    )
+    return run(dataset, config, directory, update=update, about=about, select=select, **shown)
 
 
 def _show(line: str) -> None:
@@ -127,6 +176,7 @@ def run(
     config: TrainConfig,
     directory: Path,
     *,
+    update: Update = agents.update,
     fitted: FittedWorld | None = None,
     about: dict[str, Any] | None = None,
     select: SelectionConfig | None = None,
@@ -142,12 +192,12 @@ def run(
     been; a finished one is given back. `Stopped` is raised where SIGINT or SIGTERM ended it.
 
     Args:
+        update: makes the agent's gradient steps, here or together with those of other runs.
         fitted: a world to use instead of training or looking for one.
         about: more to write into run.json, such as the command.
         select: how the run's policies are judged at its end; none: they are not.
         trackers: where rows go beside metrics.jsonl.
-        world_progress: is given the progress of the world's training, and of the judge's.
-        stage_progress: is given that of cloning and of selection.
+        world_progress, stage_progress: are given that of worlds, and of cloning and selection.
         checkpoint_seconds: time between two checkpoints, at least.
         tell: is given a sentence that the user should know.
     """
@@ -175,7 +225,7 @@ def run(
             fitted, seconds["world"] = _world(dataset, config, directory, fitted, shown)
         track = tracking.together([tracking.json_lines(metrics), *trackers])
         within, keep = fitted if needs_world else None, _keeper(dataset, directory)
-        trained = train_agent(dataset, within, config, track, checkpoints, keep)
+        trained = train_agent(dataset, within, config, track, checkpoints, keep, update)
         about_it = dataset, fitted, config, trained, directory
         policy, summary = _result(*about_it, seconds | trained.seconds, select, shown)
         checkpoints.finish(kept=1)

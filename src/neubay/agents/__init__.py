@@ -51,6 +51,13 @@ class Agent(Protocol):
         ...
 
 
+def update(agent: Agent, state: AgentState, tapes: Tape) -> tuple[AgentState, dict[str, Any]]:
+    """How a training makes gradient steps, unless `devices.together` makes those of several."""
+    return agent.update(state, tapes)
+
+
+Update = Callable[[Agent, AgentState, Tape], tuple[AgentState, dict[str, Any]]]
+
 ALGORITHMS: dict[tuple[str, str], Callable[[int, int, AgentConfig], Agent]] = {
     ("redq", "continuous"): redq.Agent,
     ("bc", "continuous"): bc.Agent,

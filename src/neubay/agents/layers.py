@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from neubay.devices.choices import barrier
 from neubay.tape import AnyArray
 
 
@@ -36,7 +37,7 @@ def _matmul_backward(
 ) -> tuple[Float[Array, "*batch into"], Float[Array, "into out"]]:
     x, weight = saved
     rows, d_rows = (array.reshape(-1, array.shape[-1]) for array in (x, cotangent))
-    return cotangent @ weight.T, lax.optimization_barrier(rows.T) @ d_rows
+    return cotangent @ weight.T, barrier(rows.T) @ d_rows
 
 
 matmul.defvjp(lambda x, weight: (x @ weight, (x, weight)), _matmul_backward)

@@ -16,7 +16,7 @@ are replayed side by side have one.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,9 +26,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from neubay.agents.layers import LayerNorm, Linear, Standardiser, float32, matmul
+from neubay.devices import choices
+from neubay.devices.choices import Scan
 from neubay.tape import AnyArray
-
-Scan = Literal["sequential", "associative"]
 
 _RECALL_ROWS = 64
 """Rows of each history that `Encoder.recall` reads at a time."""
@@ -59,11 +59,6 @@ def _conjugate(a: Complex) -> Complex:
 def _zero_where(start: Bool[Array, "*batch"], a: Complex) -> Complex:
     """Reset by choice and not by product, so that not even an infinity crosses it."""
     return Complex(*(jnp.where(start[..., None], 0.0, part) for part in a))
-
-
-def default_scan() -> Scan:
-    """What is fastest here: on a CPU the plain loop, in time and in compile time."""
-    return "sequential" if jax.default_backend() == "cpu" else "associative"
 
 
 def advance(
@@ -275,7 +270,7 @@ class Encoder(eqx.Module):
         scan: Scan | None = None,
     ) -> tuple[EncoderMemory, Float[Array, "rows *batch width"]]:
         """Continue from `memory` over many rows: the memory after each row, and its features."""
-        start, scan = jnp.asarray(start), scan or default_scan()
+        start, scan = jnp.asarray(start), scan or choices.recurrence()
 
         def recur(layer: int, decay: Complex, drive: Complex) -> Complex:
             return linear_recurrence(decay, drive, start, memory[layer], scan)

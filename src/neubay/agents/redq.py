@@ -15,8 +15,9 @@ the error beyond which Huber's loss is linear.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -55,7 +56,11 @@ from neubay.agents.networks import (
     read,
 )
 from neubay.config import AgentConfig
+from neubay.devices import choices
 from neubay.tape import AnyArray, Tape
+
+Sums = TypeVar("Sums")
+Each = TypeVar("Each")
 
 
 class AgentState(NamedTuple):
@@ -274,11 +279,7 @@ def _fit_heads(
     target: Float[Array, "*rows"],
     weights: Float[Array, "*rows"],
 ) -> tuple[Fitted, Head]:
-    """L_critic of all heads, and their gradients.
-
-    Each head is differentiated before the next one is run, so that its activations never leave the
-    processor's cache.
-    """
+    """L_critic of all heads, and their gradients."""
 
     def loss(
         head: Head, features: Float[Array, "*rows width"]
@@ -287,14 +288,14 @@ def _fit_heads(
         errors = optax.huber_loss(q, target, delta=config.huber)
         return jnp.vdot(weights, errors) / config.heads, q / config.heads
 
-    def one_head(sums: Fitted, head: Head) -> tuple[Fitted, Head]:
+    def one_head(head: Head) -> tuple[Fitted, Head]:
         (value, q), (d_head, d_features) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
             head, features
         )
-        return jax.tree.map(jnp.add, sums, Fitted(d_features, value, q)), d_head
+        return Fitted(d_features, value, q), d_head
 
     zeros = jax.tree.map(jnp.zeros_like, Fitted(features, jnp.zeros(()), weights))
-    return lax.scan(one_head, zeros, heads)
+    return _over_heads(one_head, heads, zeros)
 
 
 class Judged(NamedTuple):
@@ -311,16 +312,31 @@ def _judge(
     action: Float[Array, "*rows a"],
     weights: Float[Array, "*rows"],
 ) -> Judged:
-    """What all heads say of the policy's actions, and where a higher Q lies, head by head."""
+    """What all heads say of the policy's actions, and where a higher Q lies."""
 
     def value(action: Float[Array, "*rows a"], head: Head) -> Float[Array, ""]:
         return jnp.vdot(weights, q_value(head, q_embed(head, features), action)) / config.heads
 
-    def one_head(sums: Judged, head: Head) -> tuple[Judged, None]:
+    def one_head(head: Head) -> tuple[Judged, None]:
         q, d_action = jax.value_and_grad(value)(action, head)
-        return jax.tree.map(jnp.add, sums, Judged(d_action, q)), None
+        return Judged(d_action, q), None
 
-    return lax.scan(one_head, Judged(jnp.zeros_like(action), jnp.zeros(())), heads)[0]
+    return _over_heads(one_head, heads, Judged(jnp.zeros_like(action), jnp.zeros(())))[0]
+
+
+def _over_heads(
+    one_head: Callable[[Head], tuple[Sums, Each]], heads: Head, zeros: Sums
+) -> tuple[Sums, Each]:
+    """What `one_head` gives: the sums over all heads, and what is each head's own, stacked."""
+    if choices.heads_side_by_side():
+        parts, each = jax.vmap(one_head)(heads)
+        return jax.tree.map(lambda part: part.sum(axis=0), parts), each
+
+    def next_head(sums: Sums, head: Head) -> tuple[Sums, Each]:
+        part, each = one_head(head)
+        return jax.tree.map(jnp.add, sums, part), each
+
+    return lax.scan(next_head, zeros, heads)
 
 
 def _target_q(
@@ -340,7 +356,10 @@ def _target_q(
 def _q(
     heads: Head, features: Float[Array, "*rows width"], action: Float[AnyArray, "*rows a"]
 ) -> Float[Array, "heads *rows"]:
-    return lax.map(lambda head: q_value(head, q_embed(head, features), action), heads)
+    def one_head(head: Head) -> Float[Array, "*rows"]:
+        return q_value(head, q_embed(head, features), action)
+
+    return jax.vmap(one_head)(heads) if choices.heads_side_by_side() else lax.map(one_head, heads)
 
 
 def update_flops(state_size: int, action_size: int, config: AgentConfig, rows: int) -> int:

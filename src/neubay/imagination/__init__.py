@@ -11,7 +11,7 @@ from neubay.imagination.batch import shrinking_widths
 from neubay.imagination.branches import Branches, branch, draw_histories, draw_members
 from neubay.imagination.layout import Rollouts
 from neubay.imagination.protocols import Dynamics, HistoryPolicy, Posterior
-from neubay.imagination.rollout import imagine
+from neubay.imagination.rollout import imagine, steps_of_rollouts
 from neubay.imagination.rules import Ending, Rules
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "draw_members",
     "imagine",
     "shrinking_widths",
+    "steps_of_rollouts",
 ]

@@ -14,16 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from neubay.devices.choices import uncertainty_rows
 from neubay.imagination.protocols import Memory, Posterior
 from neubay.imagination.rules import Ending, Rules
 from neubay.tape import AgentInput, AnyArray
 
 BLOCK = 64
 """The most steps that rollouts take before their U is computed."""
-
-BATCH = 10_000
-"""Members times rows of one computation of U: enough to use each weight often, few enough to stay
-in the processor's cache."""
 
 BATCHES_PER_BLOCK = 8
 """Batches that a block should fill: of several, the last, partly empty one weighs little."""
@@ -120,11 +117,6 @@ def shrinking_widths(count: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def batch_rows(members: int) -> int:
-    """Rows of one computation of U."""
-    return min(max(BATCH // members, 64), 512)
-
-
 def block_steps(
     number: Int[Array, ""], running: Int[Array, ""], rules: Rules, members: int
 ) -> Int[Array, ""]:
@@ -132,13 +124,13 @@ def block_steps(
     lies beyond a cut was taken in vain, and no more than fill some batches."""
     if not rules.uses_uncertainty:
         return jnp.int32(BLOCK)
-    fill = BATCHES_PER_BLOCK * batch_rows(members) // running
+    fill = BATCHES_PER_BLOCK * uncertainty_rows(members) // running
     return jnp.clip(fill, 1, jnp.clip(number // 4, 4, BLOCK))
 
 
 def uncertainty_of(world: Posterior, block: Steps) -> Float[Array, "steps w"]:
     """U(s, a) of the steps that happened, in batches of one size; 0 elsewhere."""
-    rows = batch_rows(world.size)
+    rows = uncertainty_rows(world.size)
     happened = block.happened.ravel()
     order = jnp.argsort(~happened, stable=True)  # what happened comes first
     order = jnp.pad(order, (0, -len(order) % rows))

@@ -70,12 +70,12 @@ def imagine(
             keeps ended rollouts in the batch to the end. The trajectories are the same.
     """
     widths = widths or shrinking_widths(len(member))
-    steps = _imagine(world, policy, branches, member, key, rules, widths)
+    steps = steps_of_rollouts(world, policy, branches, member, key, rules, widths)
     return lay_out(branches, rules, jax.tree.map(np.asarray, steps))
 
 
 @eqx.filter_jit
-def _imagine(
+def steps_of_rollouts(
     world: Posterior,
     policy: HistoryPolicy,
     branches: Branches,

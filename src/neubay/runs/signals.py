@@ -35,8 +35,8 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
 
     The caller asks at points where its state is whole, saves, and raises `Stopped`; where nothing
     is left to save, `stop_if_signalled` does. A second signal stops at once, with what the last
-    checkpoint has. Inside another such block this one shares its signals. Outside the main thread
-    signals cannot be deferred, and none arrive.
+    checkpoint has. Inside another such block this one shares its signals, also in another thread;
+    outside the main thread alone, signals cannot be deferred, and none arrive.
 
     SIGTERM is answered within `GRACE` seconds also where no safe point comes, as in a device call
     over a very long episode, from which Python does not return: the process ends, and resumes
@@ -44,7 +44,8 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
     """
     global _deferred
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
+        shared = _deferred
+        yield lambda: shared[0] if shared else 0
         return
     outermost = _deferred is None
     arrived: list[int] = [] if _deferred is None else _deferred

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 
 from neubay.config import WorldConfig, updated
 from neubay.data.dataset import Dataset
+from neubay.devices import choices
 from neubay.errors import RunError, WorldError, reason
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints, Snapshot, fill
 from neubay.runs.files import arrays_of
@@ -60,7 +61,6 @@ FLOPS_PER_CALL = 1e12
 """Work of one call at most, so that progress shows and an interrupt is answered in seconds."""
 CHECKPOINT_SECONDS = 60.0
 """Between two checkpoints, at least."""
-_UNCERTAINTY_ROWS = 128  # transitions that all members predict at once; few, to stay in cache
 
 
 Stage = Literal["training", "termination", "uncertainty"]
@@ -388,13 +388,13 @@ def uncertainty_over(
     world: World, dataset: Dataset, progress: Callable[[float], None] = lambda share: None
 ) -> Float[np.ndarray, " transitions"]:
     """U of every transition of the dataset."""
-    rows = dataset.world_rows
+    rows, at_once = dataset.world_rows, choices.data_rows()
     measure = eqx.filter_jit(World.uncertainty)
     values = np.empty(len(rows), np.float32)
-    for begin in range(0, len(rows), _UNCERTAINTY_ROWS):
-        piece = rows[begin : begin + _UNCERTAINTY_ROWS]
+    for begin in range(0, len(rows), at_once):
+        piece = rows[begin : begin + at_once]
         # Padded to one shape, so that one compilation serves all pieces.
-        tape = dataset.take(np.pad(piece, (0, _UNCERTAINTY_ROWS - len(piece)), mode="edge"))
+        tape = dataset.take(np.pad(piece, (0, at_once - len(piece)), mode="edge"))
         measured = measure(world, jnp.asarray(tape.state), jnp.asarray(tape.action))
         values[begin : begin + len(piece)] = measured[: len(piece)]
         progress((begin + len(piece)) / len(rows))

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from neubay.config import WorldConfig
+from neubay.devices.choices import barrier
 
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -5.0, 0.25
 Quantifier = Literal["disagreement", "aleatoric", "total"]
@@ -136,9 +137,9 @@ def normalised_block(
 
 
 # The block under differentiation is written out in passes over (b, fan_out), with barriers between
-# them. Left alone, XLA's CPU compiler computes the normalisation anew inside every reduction that
-# uses it, and so spends more time on it than on the matrix products (docs/benchmarks.md).
-_pass = jax.lax.optimization_barrier
+# them on a CPU: its compiler would spend more time on the normalisation than on the matrix products
+# (docs/benchmarks.md).
+_pass = barrier
 
 
 def _block_forward(

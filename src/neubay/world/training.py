@@ -6,7 +6,6 @@ and its own best snapshot. How they are laid out over devices and time is decide
 
 import functools
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from neubay.config import WorldConfig
+from neubay.devices import choices
 from neubay.errors import WorldError
 from neubay.tasks import Task
 from neubay.world.model import Member, Scaler
@@ -75,43 +75,11 @@ class Layout(NamedTuple):
 
 
 def best_layout(pool: int) -> Layout:
-    """All devices that can share the pool evenly, and what suits the backend.
-
-    On a CPU the members of a small group stay in cache over many gradient steps, and a lane for
-    each core keeps all of them busy: of a single program, only matrix products use more than one.
-    Accelerators want all the parallelism there is.
-    """
+    """All devices that can share the pool evenly, and what suits the backend."""
     devices = jax.devices()
-    used = _largest_divisor(pool, len(devices))
+    used = choices.largest_divisor(pool, len(devices))
     mesh = Mesh(np.asarray(devices[:used]), ("pool",))
-    if jax.default_backend() != "cpu":
-        return Layout(mesh, lanes=1, group=pool // used, compiler_options=())
-    lanes = _largest_divisor(pool, _cores()) if used == 1 else 1
-    group = _largest_divisor(pool // (used * lanes), 2)
-    return Layout(mesh, lanes, group, _cpu_options())
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return max(n for n in range(1, limit + 1) if number % n == 0)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@functools.cache
-def _cpu_options() -> tuple[tuple[str, str], ...]:
-    """Leave matrix products to Eigen, which shares one among the cores; the newer kernels do not.
-
-    The option is experimental: where the compiler does not know it, the default is used.
-    """
-    options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-    try:
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:
-        return ()
-    return tuple(options.items())
+    return Layout(mesh, *choices.pool_layout(pool // used, used))
 
 
 def _on_devices(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:

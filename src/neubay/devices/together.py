@@ -1,0 +1,125 @@
+"""Several trainings on one device: their updates as one program, for devices that one training
+leaves partly idle.
+
+Each training is a thread that runs unchanged code, and one of them runs at a time. At an update it
+waits until all others have come to theirs; then one call makes the steps of all, side by side, and
+each goes on with its own result. A training that has ended is not waited for.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+Result = TypeVar("Result")
+Steps = tuple[Any, dict[str, Any]]
+"""A state after gradient steps, and their metrics."""
+
+
+@runtime_checkable
+class Updating(Protocol):
+    """What makes gradient steps; equal ones make the same program."""
+
+    def update(self, state: Any, tapes: Any) -> Steps: ...
+
+    def __hash__(self) -> int: ...
+
+
+Update = Callable[[Any, Any, Any], Steps]
+"""(agent, state, tapes) -> agent.update(state, tapes), alone or with others."""
+
+
+def run_together(trainings: Sequence[Callable[[Update], Result]]) -> list[Result]:
+    """Run trainings, each a function of how its updates are made, and give their results.
+
+    One that fails does not stop the others; what went wrong is raised at the end. Signals that the
+    caller has deferred are seen by all.
+    """
+    meeting = _Meeting(len(trainings))
+    outcomes: list[Any] = [None] * len(trainings)
+
+    def run(place: int) -> None:
+        with meeting.turn:
+            try:
+                outcomes[place] = trainings[place](partial(meeting.update, place))
+            except BaseException as error:
+                outcomes[place] = error
+            finally:
+                meeting.leave()
+
+    # A second signal ends the process at once, and with it these threads.
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(trainings))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
+
+
+class _Meeting:
+    """Where trainings wait for one another's updates."""
+
+    def __init__(self, count: int) -> None:
+        self.turn = threading.Condition()  # held by the training that runs
+        self._running = count  # trainings that have not ended
+        self._due: dict[int, tuple[Updating, Any, Any]] = {}  # agent, state, tapes by training
+        self._made: dict[int, Any] = {}  # what came of it, until it is fetched
+
+    def update(self, place: int, agent: Updating, state: Any, tapes: Any) -> Steps:
+        """The update of one training, together with those of the others."""
+        self._due[place] = agent, state, tapes
+        self._make_if_all_wait()
+        self.turn.wait_for(lambda: place in self._made)
+        made: Any = self._made.pop(place)
+        if isinstance(made, Exception):
+            raise made
+        steps: Steps = made
+        return steps
+
+    def leave(self) -> None:
+        """A training has ended."""
+        self._running -= 1
+        self._make_if_all_wait()
+
+    def _make_if_all_wait(self) -> None:
+        if not self._due or len(self._due) < self._running:
+            return
+        groups: dict[Any, list[int]] = {}  # of one shape: the last call of a training is shorter
+        for place, (agent, _, tapes) in sorted(self._due.items()):
+            sizes = tuple(leaf.shape for leaf in jax.tree.leaves(tapes))
+            groups.setdefault((agent, sizes), []).append(place)
+        for (agent, _), places in groups.items():
+            _, states, tapes = zip(*(self._due.pop(place) for place in places), strict=True)
+            try:
+                made: Sequence[Any] = updates(agent, states, tapes)
+            except Exception as error:
+                made = [error] * len(places)
+            self._made |= dict(zip(places, made, strict=True))
+        self.turn.notify_all()
+
+
+def updates(agent: Updating, states: Sequence[Any], tapes: Sequence[Any]) -> list[Steps]:
+    """`agent.update` of several states, each on its own tapes, in one call on the device. The
+    states passed in must not be used again."""
+    if len(states) == 1:
+        return [agent.update(states[0], tapes[0])]
+    return _side_by_side(agent)(tuple(states), tuple(tapes))
+
+
+@cache
+def _side_by_side(agent: Updating) -> Callable[[tuple, tuple], list[Steps]]:
+    def stacked(trees: tuple) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+    @partial(jax.jit, donate_argnums=0)
+    def together(states: tuple, tapes: tuple) -> list[Steps]:
+        results = jax.vmap(agent.update)(stacked(states), stacked(tapes))
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], results) for i in range(len(states))]
+
+    return together

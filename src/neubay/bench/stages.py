@@ -17,11 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay import imagination
+from neubay import imagination, published
 from neubay.agents import redq
 from neubay.agents.networks import GaussianPolicy
-from neubay.bench.measure import compile_seconds, measure, peak_mb
-from neubay.config import Facts, Preset, Published, TrainConfig, WorldConfig, resolve, settle
+from neubay.bench import accelerator
+from neubay.bench.measure import compile_seconds, measure, peak_mb, processor_seconds
+from neubay.config import (
+    Facts,
+    Preset,
+    Published,
+    TrainConfig,
+    WorldConfig,
+    resolve,
+    settle,
+    updated,
+)
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError
 from neubay.experience import batch_shape
@@ -110,6 +120,31 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     }
 
 
+def bench_world_cost(pool: int) -> dict[str, Any]:
+    """Processor time of one gradient step of all members of a pool, as in the paper's table of
+    training times."""
+    task, rows, steps = get_task("d4rl/halfcheetah"), 10_000, 8
+    config = WorldConfig(pool=pool, members=min(pool, 100))
+    dataset = synthetic_dataset(task, rows)
+    recipe = training.Recipe.of(task, config)
+    scaler, keys = fit_scaler(dataset), training.member_keys(pool, seed=0)
+    shuffles = training.epoch_shuffles(keys, 0, 0)
+    epochs = Epochs(dataset, dataset.world_rows, batch=config.batch, batches_per_call=steps, seed=0)
+    share = next(epochs.shares(0, 0))
+    lanes = training.spread(training.initialise(keys, recipe)[0], recipe.layout)
+
+    def call() -> Any:
+        nonlocal lanes
+        lanes = training.train(lanes, shuffles, share, scaler, recipe)
+        return lanes
+
+    paper = published.table("model_cost")["world", f"pool={pool}"]
+    return {
+        "step_cpu_ms": 1e3 * processor_seconds(call) / steps,
+        "paper_h": None if paper is None else paper.mean,
+    }
+
+
 def _settings(task: Task, size: Preset) -> TrainConfig:
     """A preset's settings for a task, whatever its data."""
     settings = resolve(Published(benchmark=task.benchmark), size)
@@ -193,11 +228,32 @@ def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, 
     the policy's encoder for a row of history.
     """
     known = get_task(task)
-    config = _settings(known, size)
-    count, horizon = config.rollout.rollouts, known.horizon
-    before, rng = peak_mb(), np.random.default_rng(0)
-    world, policy = _untrained(known, config)
-    dataset = synthetic_dataset(known, 20 * (horizon + 1))
+    before = peak_mb()
+    timed = _timed_rollouts(known, _settings(known, size), histories=histories)
+    result = measure(timed.call, timed.flops, turns=4)
+    count = len(timed.lengths)
+    return result.record() | {
+        "peak_mb": peak_mb() - before,
+        "rows_per_s": timed.lengths.sum() / result.seconds,
+        "horizon_mean": timed.lengths.sum() / count,
+        "horizon_max": float(timed.lengths.max()),
+        "history_mean": timed.history_rows / count,
+    }
+
+
+class TimedRollouts(NamedTuple):
+    """A call that is timed, and what it does."""
+
+    call: Callable[[], imagination.Rollouts]
+    flops: float
+    lengths: Float[np.ndarray, " k"]
+    history_rows: int
+
+
+def _timed_rollouts(task: Task, config: TrainConfig, *, histories: bool) -> TimedRollouts:
+    count, horizon, rng = config.rollout.rollouts, task.horizon, np.random.default_rng(0)
+    world, policy = _untrained(task, config)
+    dataset = synthetic_dataset(task, 20 * (horizon + 1))
     prefix = imagination.draw_histories(rng, dataset.histories, count, 0.0 if histories else 1.0)
     branches = imagination.branch(dataset, prefix)
     spread = -np.log((np.arange(count) + 0.5) / count) * horizon / 5
@@ -216,13 +272,20 @@ def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, 
         assert rollouts.length.sum() == rows
         return rollouts
 
-    result = measure(call, float(flops), turns=4)
-    return result.record() | {
-        "peak_mb": peak_mb() - before,
-        "rows_per_s": rows / result.seconds,
-        "horizon_mean": rows / count,
-        "horizon_max": float(lengths.max()),
-        "history_mean": history_rows / count,
+    return TimedRollouts(call, float(flops), lengths, history_rows)
+
+
+def bench_rollout_cost(members: int, rollouts: int) -> dict[str, Any]:
+    """Processor time of one call of imagination with N members and K rollouts, as in the paper's
+    table of rollout costs."""
+    task = get_task("d4rl/halfcheetah")
+    sizes = {"world": {"members": members}, "rollout": {"rollouts": rollouts}}
+    timed = _timed_rollouts(task, updated(_settings(task, "paper"), sizes), histories=True)
+    paper = published.table("rollout_cost")[f"N={members}", f"K={rollouts}"]
+    return {
+        "call_cpu_s": processor_seconds(timed.call),
+        "horizon_mean": float(timed.lengths.mean()),
+        "paper_s": None if paper is None else paper.mean,
     }
 
 
@@ -362,6 +425,35 @@ def _stablehlo_step(out: Path) -> Callable[[dict[str, np.ndarray]], Any]:
     return lambda inputs: map(np.asarray, call(*inputs.values()))
 
 
+# --- Accelerators ---------------------------------------------------------------------------------
+
+
+def bench_parameters(part: str) -> dict[str, Any]:
+    """Trained numbers of a part of the published setting, beside the paper's bound."""
+    task = get_task("d4rl/halfcheetah")
+    found = accelerator.parameters(task, _settings(task, "paper"))
+    return {"parameters": found[part], "paper_below": accelerator.PAPER_BOUNDS[part]}
+
+
+def bench_device(program: str) -> dict[str, Any]:
+    """Host transfers and memory of a program of the published setting."""
+    task = get_task("d4rl/halfcheetah")
+    return accelerator.count_published(task, _settings(task, "paper"), program)
+
+
+def bench_estimate(pool: int | None) -> dict[str, Any]:
+    """Expected time and memory on the paper's card: of a world's pool, or of the agent."""
+    task = get_task("d4rl/halfcheetah")
+    config = _settings(task, "paper")
+    if pool is None:
+        return accelerator.expected_agent(task, config)
+    paper = published.table("model_cost")["world", f"pool={pool}"]
+    return accelerator.expected_world(task, config, pool) | {
+        "paper_h": None if paper is None else paper.mean,
+        "paper_gb": accelerator.PAPER_GB["world"] if pool == config.world.pool else None,
+    }
+
+
 # --- Cases, each in its own process --------------------------------------------------------------
 
 MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -370,6 +462,11 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "imagination": bench_imagination,
     "replay": bench_replay,
     "policy": bench_policy,
+    "pools": bench_world_cost,
+    "rollouts": bench_rollout_cost,
+    "parameters": bench_parameters,
+    "device": bench_device,
+    "estimate": bench_estimate,
 }
 
 
@@ -414,6 +511,17 @@ CASES = [
         for name, size in (("published size", "paper"), ("cpu preset", "cpu"))
         for form in ("neubay", "numpy", "onnx", "stablehlo")
     ),
+    *(Case("pools", f"pool {pool}", {"pool": pool}) for pool in (8, 32, 128)),
+    *(
+        Case("rollouts", f"N = {n}, K = {k}", {"members": n, "rollouts": k})
+        for n in (5, 20, 100)
+        for k in (5, 20, 100)
+        if k >= n
+    ),
+    *(Case("parameters", part, {"part": part}) for part in accelerator.PAPER_BOUNDS),
+    *(Case("device", name, {"program": name}) for name in accelerator.COUNTED),
+    *(Case("estimate", f"world, pool {pool}", {"pool": pool}) for pool in (8, 32, 128)),
+    Case("estimate", "agent", {"pool": None}),
 ]
 
 
@@ -438,9 +546,9 @@ def results(stages: Sequence[str], report: Callable[[str], None]) -> dict[str, A
     for case in (case for stage in stages for case in CASES if case.stage == stage):
         report(f"{case.stage}: {case.name}")
         measured[f"{case.stage}, {case.name}"] = answer = run_case(case)
-        rates.append(answer.pop("matmul_gflops"))
+        rates += [answer.pop("matmul_gflops")] if "matmul_gflops" in answer else []
     return {
-        "matmul_gflops": float(np.median(rates)),
+        "matmul_gflops": float(np.median(rates)) if rates else None,
         "cases": measured,
         "provenance": provenance(),
     }

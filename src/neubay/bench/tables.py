@@ -17,6 +17,24 @@ COLUMNS = {
     "step_us": ("µs a step", ".0f"),
     "files_kb": ("kB of files", ".0f"),
     "full_gb": ("GB if all rows were imagined", ".2f"),
+    "step_cpu_ms": ("ms of processor time a gradient step", ".0f"),
+    "call_cpu_s": ("s of processor time a call", ".2f"),
+    "paper_s": ("the paper's s a call, on its GPU", ".1f"),
+    "parameters": ("parameters", ",d"),
+    "paper_below": ("the paper: fewer than", ",d"),
+    "transfers_inside": ("host transfers inside a call", "d"),
+    "gradient_steps": ("gradient steps a call", "d"),
+    "arrays_sent": ("arrays sent", "d"),
+    "kb_sent": ("kB sent", ".1f"),
+    "arrays_read": ("arrays read", "d"),
+    "kb_read": ("kB read", ".2f"),
+    "device_mb": ("MB on the device", ".0f"),
+    "pflop": ("PFLOP", ".1f"),
+    "hours_10%": ("h at 10 % of the peak", ".2f"),
+    "hours_30%": ("h at 30 %", ".2f"),
+    "paper_h": ("the paper's h", ".1f"),
+    "gb": ("GB", ".2f"),
+    "paper_gb": ("the paper's GB", ".1f"),
 }
 """Heading and format of every figure that a table shows."""
 
@@ -27,10 +45,14 @@ def table(cases: dict[str, Any]) -> list[list[str]]:
     return [
         ["case", *(COLUMNS[key][0] for key in keys)],
         *(
-            [name, *(f"{case[key]:{COLUMNS[key][1]}}" if key in case else "" for key in keys)]
+            [name, *(_shown(case.get(key), COLUMNS[key][1]) for key in keys)]
             for name, case in cases.items()
         ),
     ]
+
+
+def _shown(figure: float | None, form: str) -> str:
+    return "" if figure is None else f"{figure:{form}}"
 
 
 def markdown(measured: dict[str, Any], stage: str) -> str:
@@ -43,9 +65,13 @@ def markdown(measured: dict[str, Any], stage: str) -> str:
         }
     )
     rule = ["---", *("---:" for _ in heading[1:])]
+    rate = measured["matmul_gflops"]
+    beside = (
+        [] if rate is None else [f"Matmul rate of the machine in the same run: {rate:.0f} GFLOP/s."]
+    )
     return "\n".join(
         [
-            f"Matmul rate of the machine in the same run: {measured['matmul_gflops']:.0f} GFLOP/s.",
+            *beside,
             "",
             *(f"| {' | '.join(row)} |" for row in (heading, rule, *rows)),
         ]

@@ -9,7 +9,19 @@ from rich.table import Table
 from neubay.commands.text import Console
 from neubay.runs.files import atomic_write_json
 
-Stage = Literal["all", "world", "agent", "imagination", "replay", "policy"]
+Stage = Literal[
+    "all",
+    "world",
+    "agent",
+    "imagination",
+    "replay",
+    "policy",
+    "pools",
+    "rollouts",
+    "parameters",
+    "device",
+    "estimate",
+]
 
 
 def bench(
@@ -19,6 +31,9 @@ def bench(
     write_docs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
 ) -> None:
     """Measure stages as shares of the machine's own matmul rate in the same run.
+
+    pools, rollouts and parameters are the paper's tables of cost, measured here; device counts
+    host transfers and memory of the published setting, and estimate what it takes on a GPU.
 
     Args:
         json: Write the figures to this file.
@@ -32,9 +47,12 @@ def bench(
     stages: list[str] = list(MEASURES) if stage == "all" else [stage]
     with console.status("") as status:
         measured = results(stages, lambda name: status.update(name))
-    console.print(f"matmul {measured['matmul_gflops']:.0f} GFLOP/s")
+    if measured["matmul_gflops"] is not None:
+        console.print(f"matmul {measured['matmul_gflops']:.0f} GFLOP/s")
     for name in stages:
-        cases = {key: case for key, case in measured["cases"].items() if key.startswith(name)}
+        cases = {
+            key: case for key, case in measured["cases"].items() if key.startswith(f"{name}, ")
+        }
         heading, *rows = tables.table(cases)
         table = Table(*heading, box=None)
         for row in rows:

@@ -185,6 +185,11 @@ HUGE: dict[str, tuple[dict[str, Any], str]] = {
     "no bounds": ({"actions": {}}, "state_size is 3"),
     "ranges": ({"ranges": {"observation_low": [0.0]}}, "ranges.observation_low has 1 values"),
     "layout": ({"layout": 99}, "a policy of layout 99"),
+    "names": (
+        {"column_names": {"states": ["a"], "actions": ["b", "c"]}},
+        "1 names of states for 3 of them",
+    ),
+    "names in numbers": ({"column_names": {"states": 3, "actions": []}}, "column_names.states"),
 }
 
 

@@ -16,6 +16,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from neubay.data import load
     from neubay.data.dataset import Dataset
+    from neubay.data.rows import ColumnNames
     from neubay.experiment import train, train_together
     from neubay.guard import Guard
     from neubay.policy import Policy, load_policy
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from neubay.tasks import Task, register_task
 
 _HOMES = {
+    "ColumnNames": "neubay.data.rows",
     "Dataset": "neubay.data.dataset",
     "Guard": "neubay.guard",
     "Policy": "neubay.policy",
@@ -36,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ColumnNames",
     "Dataset",
     "Guard",
     "Policy",

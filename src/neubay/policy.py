@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field
 from neubay import agents, export
 from neubay.config import AgentConfig, Section, updated, validated
 from neubay.data.dataset import Dataset, Ranges
+from neubay.data.rows import ColumnNames
 from neubay.errors import NeubayError, RunError, TaskError
 from neubay.export.card import Origin, origin_of
 from neubay.runs.files import array_shapes, arrays_of, load_arrays, read_note, save_arrays
@@ -54,12 +55,15 @@ class Policy:
         config: AgentConfig,
         ranges: Ranges | None = None,
         dataset: dict[str, str] | None = None,
+        column_names: ColumnNames | None = None,
     ) -> None:
         self.task, self.config = task, config
         self.ranges = ranges
         """What its data spans; none in files of earlier versions."""
         self.dataset = dataset
         """Name and hash of its data; none in files of earlier versions."""
+        self.column_names = column_names
+        """What its observations, actions and reward are called, where the data says it."""
         self.provenance = provenance()
         """Versions that it was trained with."""
         self.path: Path | None = None
@@ -73,7 +77,15 @@ class Policy:
         cls, dataset: Dataset, agent: agents.Agent, state: agents.AgentState
     ) -> "Policy":
         """The policy of an agent, which says what data it is of."""
-        return cls(agent, state, dataset.task, agent.config, dataset.ranges, dataset.identity)
+        return cls(
+            agent,
+            state,
+            dataset.task,
+            agent.config,
+            dataset.ranges,
+            dataset.identity,
+            dataset.column_names,
+        )
 
     def predict(
         self,
@@ -164,6 +176,7 @@ class Policy:
             if self.ranges is None
             else {name: bound.tolist() for name, bound in self.ranges._asdict().items()},
             "dataset": self.dataset,
+            "column_names": None if self.column_names is None else self.column_names._asdict(),
             "provenance": self.provenance,
         }
 
@@ -222,6 +235,12 @@ class _Actions(Section):
     high: tuple[float, ...] = ()
 
 
+class _Names(Section):
+    states: tuple[str, ...]
+    actions: tuple[str, ...]
+    reward: str | None = None
+
+
 class _Note(Section):
     """The note of a policy file, as far as it is read."""
 
@@ -236,6 +255,7 @@ class _Note(Section):
     agent: AgentConfig
     ranges: dict[str, list[float]] | None = None
     dataset: dict[str, str] | None = None
+    column_names: _Names | None = None
     provenance: dict[str, str] = Field(default_factory=dict)
 
 
@@ -256,12 +276,15 @@ def load_policy(path: str | Path) -> Policy:
     _check_sizes(path, note)
     try:
         task, ranges = _task_of(note), _ranges_of(note)
+        names = _names_of(note, task)
     except (TaskError, ValueError) as error:
         raise RunError(f"{path}: {error}") from None
     # Critics are no part of a policy, however many the note says there were.
     config = updated(note.agent, {"heads": 1, "target_heads": 1})
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config)
-    policy = Policy(agent, agent.init(jax.random.key(0)), task, note.agent, ranges, note.dataset)
+    policy = Policy(
+        agent, agent.init(jax.random.key(0)), task, note.agent, ranges, note.dataset, names
+    )
     arrays, static = eqx.partition(policy.mode, eqx.is_array)
     absent = _is_affine if about["layout"] == 1 else None
     loaded, _ = load_arrays(path, arrays, absent)
@@ -296,6 +319,15 @@ def _ranges_of(note: _Note) -> Ranges | None:
         if len(found[name]) != note.state_size:
             raise ValueError(f"ranges.{name} has {len(found[name])} values, not {note.state_size}")
     return Ranges(**found)
+
+
+def _names_of(note: _Note, task: Task) -> ColumnNames | None:
+    if note.column_names is None:
+        return None
+    names = ColumnNames(**note.column_names.model_dump())
+    if misfit := names.misfit(task):
+        raise ValueError(f"its note has {misfit}; the file is damaged")
+    return names
 
 
 def _check_sizes(path: Path, note: _Note) -> None:

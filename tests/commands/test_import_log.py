@@ -8,6 +8,7 @@ import pytest
 
 from neubay.cli import main
 from neubay.data import load
+from neubay.errors import DatasetError
 from neubay.tasks import ContinuousActions
 
 
@@ -43,6 +44,7 @@ def test_a_csv_becomes_a_dataset_that_knows_its_bounds(
     assert isinstance(dataset.task.actions, ContinuousActions)
     assert (dataset.task.actions.low[0], dataset.task.actions.high[0]) == (-5, 100)
     assert dataset.transitions == 57 and f"hash {dataset.hash}" in said
+    assert dataset.column_names == (("level", "temp"), ("pump1",), "-abs(temp) - 0.01 * pump1")
     assert run(*words) == 2 and "exists" in capsys.readouterr().err
     assert run(*words, "--force") == 0
     assert "bounds of the actions are guessed from the data: [" in capsys.readouterr().out
@@ -122,3 +124,41 @@ def test_an_npz_file_tells_its_bounds_too(tmp_path: Path) -> None:
     assert isinstance(dataset.task.actions, ContinuousActions)
     assert list(dataset.task.actions.low) == [0, 0] and list(dataset.task.actions.high) == [1, 1]
     np.testing.assert_allclose(dataset.tape.action[0], 2 * arrays["actions"][0] - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"state_names": ["level"]}, "has 1 names of states for 2 of them"),
+        ({"action_names": '["a", "b"]'}, "has 2 names of actions for 1 of them"),
+        ({"state_names": "level, temp"}, "its names of columns"),
+        ({"state_names": [1.5, 2.5]}, "its names of columns"),
+        ({"state_names": None}, "its names of columns"),
+    ],
+)
+def test_names_in_a_file_that_cannot_be_are_refused(
+    changes: dict[str, object], complaint: str, log: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "plant.hdf5"
+    assert run(log, out, "--reward", "temp", "--states", "level,temp") == 0
+    with h5py.File(out, "r+") as file:
+        for key, value in changes.items():
+            del file.attrs[key]
+            if value is not None:
+                file.attrs[key] = value
+    with pytest.raises(DatasetError, match=complaint):
+        load(out)
+
+
+def test_names_that_others_wrote_as_lists_are_read(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plant.hdf5"
+    assert run(log, out, "--reward", "temp", "--states", "level,temp") == 0
+    with h5py.File(out, "r+") as file:
+        file.attrs["state_names"] = ["Pegelstand [m]", "temp"]
+        arrays = {key: file[key][:] for key in file}
+    assert load(out).column_names == (("Pegelstand [m]", "temp"), ("pump1",), "temp")
+    arrays |= {"state_names": ["level", "température"], "action_names": ["pump1"]}
+    np.savez(tmp_path / "plant.npz", action_low=[0], action_high=[100], **arrays)
+    found = load(tmp_path / "plant.npz")
+    assert found.column_names == (("level", "température"), ("pump1",), None)
+    assert found.hash == load(out, action_bounds=(0, 100)).hash

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from helpers.data_checks import make_log, small_task
 from neubay.data import Dataset, convert, load
 from neubay.data.convert import environment_actions, parse_target, raw_rewards, write
+from neubay.data.rows import ColumnNames
 from neubay.errors import DatasetError
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
@@ -73,6 +74,20 @@ def test_a_round_trip_changes_no_bit(task: Task, target: str) -> None:
     place = write(data, target)
     tapes_equal(load(place.spec, task), data)
     tapes_equal(load(target, task), data)  # without a prefix the layout is detected
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("task", [SCALED, DISCRETE], ids=lambda t: t.name)
+def test_names_of_columns_travel_along_and_are_no_part_of_the_hash(task: Task, target: str) -> None:
+    commands = ("valve",) if task is DISCRETE else ("heat [W]", "fan")
+    names = ColumnNames(("temp [°C]", 'a "b", c', "x" * 70_000), commands, "-abs(`temp [°C]`)")
+    data = made(task)
+    named = replace(data, column_names=names)
+    assert named.hash == data.hash
+    write(named, target)
+    assert load(target, task).column_names == names
+    write(data, "unnamed.hdf5")
+    assert load("unnamed.hdf5", task).column_names is None
 
 
 def test_from_one_layout_to_the_other_and_back(shared_data: Path) -> None:

@@ -84,7 +84,8 @@ def test_the_card_of_a_run_has_data_settings_seeds_scores(tmp_path: Path) -> Non
         "Measured in `Toy-v1`, 20 episodes: return -10 ± 2, score 81.2",
         "The data's own episodes: return -50",
         "None: nothing has judged this policy",
-        "| 2 | -1 | 2 |",  # a range of the data
+        "| 2 `sensor 2 [bar]` | -1 | 2 |",  # a range of the data
+        "as the data has it: `` -abs(`sensor 0 [bar]`) ``, at every later step",
         "MIT",
         "from policy import load",
     ):
@@ -124,7 +125,11 @@ def test_a_policy_file_alone_says_what_it_does_not_know(tmp_path: Path) -> None:
     text = card_of(tmp_path / "one.npz")
     assert "Dataset `toy data`, content hash `" + "0" * 32 + "`" in text
     assert "Not measured" in text
-    assert "Action: one of 2, numbered from 0" in text
+    assert "Action of `valve`: one of 2, numbered from 0" in text
+    policy.column_names = None
+    policy.save(tmp_path / "one.npz")
+    assert "Action: one of 2, numbered from 0" in card_of(tmp_path / "one.npz")
+    assert "| 2 | -1 | 2 |" in card_of(tmp_path / "one.npz")
     policy.ranges, policy.dataset = None, None
     policy.save(tmp_path / "one.npz")
     text = card_of(tmp_path / "one.npz")

@@ -186,7 +186,31 @@ def test_the_onnx_file_says_what_it_is(kind: str, tmp_path: Path) -> None:
     assert notes["neubay"] == neubay.__version__
     assert json.loads(notes["actions"]) == policy.note["actions"]
     assert json.loads(notes["input_mean"]) == policy.mode.encoder.standardise.mean.tolist()
+    assert json.loads(notes["input_std"]) == policy.mode.encoder.standardise.std.tolist()
     assert list(json.loads(notes["inputs"])) == given
+    assert json.loads(notes["observation_names"])[2] == "sensor 2 [bar]"
+    assert json.loads(notes["observation_units"]) == ["bar"] * 3
+    commands = ["valve"] if kind == "DQN" else ["pump 0 (l/min)", "pump 1 (l/min)"]
+    assert json.loads(notes["action_names"]) == commands
+    assert json.loads(notes["action_units"]) == ([None] if kind == "DQN" else ["l/min"] * 2)
+    assert notes["reward_name"] == "-abs(`sensor 0 [bar]`)"
+    assert "as in the data" in notes["units"]
+
+
+def test_names_travel_through_the_policy_file(tmp_path: Path) -> None:
+    policy = some_policy("Markov")
+    policy.save(tmp_path / "policy.npz")
+    again = load_policy(tmp_path / "policy.npz")
+    assert again.column_names == policy.column_names
+    again.export("numpy", tmp_path / "out")
+    assert standalone.load(tmp_path / "out").about["column_names"]["actions"][1] == "pump 1 (l/min)"
+    policy.column_names = None  # as in data that knows no names, and in earlier files
+    policy.save(tmp_path / "policy.npz")
+    again = load_policy(tmp_path / "policy.npz")
+    assert again.column_names is None
+    again.export("onnx", tmp_path / "out")
+    props = onnx.load(tmp_path / "out" / "policy.onnx").metadata_props
+    assert not {"observation_names", "action_units"} & {each.key for each in props}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 from neubay import agents
 from neubay.config import AgentConfig
 from neubay.data.dataset import Ranges
+from neubay.data.rows import ColumnNames
 from neubay.policy import Policy
 from neubay.tasks import ContinuousActions, DiscreteActions, Task
 
@@ -50,7 +51,12 @@ def some_policy(
     state = agent.init(jax.random.key(seed), constants if config.standardise else None)
     span = [np.full(states, -1), np.full(states, 2), np.full(actions, -1), np.full(actions, 1)]
     ranges = Ranges(*(bound.astype(np.float32) for bound in span))
-    policy = Policy(agent, state, task, config, ranges, {"name": "toy data", "hash": "0" * 32})
+    identity = {"name": "toy data", "hash": "0" * 32}
+    commands = ["valve"] if kind in DISCRETE else [f"pump {i} (l/min)" for i in range(actions)]
+    names = ColumnNames(
+        tuple(f"sensor {i} [bar]" for i in range(states)), tuple(commands), "-abs(`sensor 0 [bar]`)"
+    )
+    policy = Policy(agent, state, task, config, ranges, identity, names)
 
     def shaken(leaf: Any) -> Any:
         noise = rng.normal(size=leaf.shape, scale=0.2)

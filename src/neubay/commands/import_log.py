@@ -95,7 +95,10 @@ def _write(imported: Any, name: str, target: str, *, dry_run: bool, force: bool)
     from neubay.data.dataset import Dataset
 
     dataset = Dataset.from_arrays(
-        **imported.arrays, action_bounds=imported.action_bounds, name=name
+        **imported.arrays,
+        action_bounds=imported.action_bounds,
+        column_names=imported.columns.names,
+        name=name,
     )
     console = Console()
     _show(console, imported, dataset)

@@ -5,6 +5,7 @@ objects, no array that claims to be far larger than the bytes it is stored in. W
 libraries raise over a damaged file becomes a `DatasetError`.
 """
 
+import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from neubay.data.rows import BLOCK_ROWS, Column, spans
+from neubay.data.rows import BLOCK_ROWS, Column, ColumnNames, spans
 from neubay.errors import DatasetError, TaskError, reason
 from neubay.tasks import ContinuousActions, DiscreteActions
 
@@ -31,6 +32,10 @@ HIGHEST_COMPRESSION = 1100
 
 ACTION_LOW, ACTION_HIGH, ACTION_COUNT = "action_low", "action_high", "action_count"
 """The action space of the data: attributes of an HDF5 file, arrays of an npz file."""
+
+STATE_NAMES, ACTION_NAMES, REWARD_NAME = "state_names", "action_names", "reward_name"
+"""What the columns are called, likewise: lists of texts, in an attribute as such or in JSON (which
+may be longer)."""
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _DAMAGED = "Copy, record or download the file again"
@@ -47,6 +52,8 @@ class Archive:
     """The task that was recorded with the data, where one was."""
     actions: ContinuousActions | DiscreteActions | None = None
     """The action space that was recorded with the data, where one was."""
+    column_names: ColumnNames | None = None
+    """The names of the columns that were recorded with the data, where they were."""
 
 
 @contextmanager
@@ -133,14 +140,14 @@ def _open_hdf5(path: Path) -> Iterator[Archive]:
             plain = opened.enter_context(path.open("rb", buffering=0))
             keys = [str(key) for key in file]
             task = file.attrs.get("task")
-            actions = recorded_actions(path, file.attrs)
+            recorded = recorded_actions(path, file.attrs), recorded_names(path, file.attrs)
 
         def column(key: str) -> Column:
             with damage_reported(path, key):
                 refuse_link(path, file, key)
                 return hdf5_column(path, key, file[key], plain)
 
-        yield Archive(path, keys, column, task if isinstance(task, str) else None, actions)
+        yield Archive(path, keys, column, task if isinstance(task, str) else None, *recorded)
 
 
 def recorded_actions(
@@ -163,6 +170,31 @@ def recorded_actions(
             f"{path}: its bounds of actions ('{ACTION_LOW}', '{ACTION_HIGH}') cannot be used: "
             f"{' '.join(str(problem).split())[:200]}. Store two vectors, low below high."
         ) from None
+
+
+def recorded_names(path: Path, values: Mapping[str, Any]) -> ColumnNames | None:
+    """The names of columns that a file holds; none where it holds none. Refused where they cannot
+    be read: a sensor of another name would be believed."""
+    given = [values.get(name) for name in (STATE_NAMES, ACTION_NAMES, REWARD_NAME)]
+    if given[0] is None and given[1] is None:
+        return None
+    try:
+        states, actions = (_texts(value) for value in given[:2])
+        reward = None if given[2] is None else str(np.asarray(given[2]).item())
+        return ColumnNames(states, actions, reward)
+    except (ValueError, TypeError, RecursionError):
+        raise DatasetError(
+            f"{path}: its names of columns ('{STATE_NAMES}', '{ACTION_NAMES}') cannot be used. "
+            "Store two lists of texts, one for each state and one for each action."
+        ) from None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Texts in a list or an array, or in JSON."""
+    found = json.loads(value) if isinstance(value, str | bytes) else np.asarray(value).tolist()
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError("not a list of texts")
+    return tuple(found)
 
 
 def _close(path: Path, file: h5py.File) -> None:
@@ -252,15 +284,18 @@ def _open_npz(path: Path) -> Iterator[Archive]:
 
     with file:
         keys = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
-        small = [key for key in keys if key in (ACTION_LOW, ACTION_HIGH, ACTION_COUNT)]
-        stored = {key: _small(column(key)) for key in small}
-        yield Archive(path, keys, column, actions=recorded_actions(path, stored))
+        stored = {key: _small(column(key)) for key in keys if key in _RECORDED}
+        actions, names = recorded_actions(path, stored), recorded_names(path, stored)
+        yield Archive(path, keys, column, actions=actions, column_names=names)
+
+
+_RECORDED = (ACTION_LOW, ACTION_HIGH, ACTION_COUNT, STATE_NAMES, ACTION_NAMES, REWARD_NAME)
 
 
 def _small(column: Column) -> np.ndarray:
-    """An array of a few numbers, whole."""
+    """An array of a few numbers or texts, whole."""
     if not column.values.shape:
-        raise DatasetError(f"'{column.key}' is a single number. Store a vector, one per action.")
+        raise DatasetError(f"'{column.key}' is a single value. Store a vector.")
     return column.read(0, min(len(column), 1 << 16))
 
 

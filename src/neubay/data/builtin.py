@@ -7,6 +7,7 @@ import numpy as np
 from neubay.data.collect import StickyActions, collect
 from neubay.data.dataset import Dataset
 from neubay.data.files import written_whole
+from neubay.data.rows import ColumnNames
 from neubay.data.store import FIELDS
 from neubay.errors import NeubayError
 from neubay.runs.cache import cache_directory
@@ -50,7 +51,15 @@ def _collected() -> Dataset:
 
 
 def _named(tape: Tape) -> Dataset:
-    return Dataset(tape=tape, task=get_task(PENDULUM), name=PENDULUM, source=_SOURCE)
+    return Dataset(
+        tape=tape,
+        task=get_task(PENDULUM),
+        name=PENDULUM,
+        source=_SOURCE,
+        column_names=ColumnNames(
+            states=("cos(angle)", "sin(angle)", "speed [rad/s]"), actions=("torque [N m]",)
+        ),
+    )
 
 
 def _read(path: Path) -> Dataset | None:

@@ -21,7 +21,14 @@ from jaxtyping import Float
 
 from neubay import __version__
 from neubay import tape as tapes
-from neubay.data.archives import ACTION_COUNT, ACTION_HIGH, ACTION_LOW
+from neubay.data.archives import (
+    ACTION_COUNT,
+    ACTION_HIGH,
+    ACTION_LOW,
+    ACTION_NAMES,
+    REWARD_NAME,
+    STATE_NAMES,
+)
 from neubay.data.dataset import Dataset
 from neubay.data.files import refuse_existing, written_whole
 from neubay.data.sources import load
@@ -106,6 +113,7 @@ def write(
 
 
 def _about(dataset: Dataset, provenance: dict[str, Any] | None) -> dict[str, Any]:
+    names, keys = dataset.column_names, (STATE_NAMES, ACTION_NAMES, REWARD_NAME)
     return {
         "name": dataset.name,
         "task": dataset.task.name,
@@ -114,6 +122,7 @@ def _about(dataset: Dataset, provenance: dict[str, Any] | None) -> dict[str, Any
         "hash": dataset.hash,
         "neubay_version": __version__,
         **({"provenance": provenance} if provenance else {}),
+        **({} if names is None else dict(zip(keys, names, strict=True))),
     }
 
 

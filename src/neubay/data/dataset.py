@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from neubay.config import Facts
 from neubay.data.layout import Bound, tape_of
-from neubay.data.rows import Column, Rows, spans
+from neubay.data.rows import Column, ColumnNames, Rows, spans
 from neubay.data.store import FIELDS, fields, gather, release
 from neubay.data.tables import GAP, frame_table, steps_of
 from neubay.errors import DatasetError
@@ -54,6 +54,13 @@ class Dataset:
     source: str
     published: str | None = None
     """The name of the paper's dataset this file *is*, such as 'hopper-medium-v2'."""
+    column_names: ColumnNames | None = None
+    """What its states, actions and reward are called, where that is known."""
+
+    def __post_init__(self) -> None:
+        misfit = None if self.column_names is None else self.column_names.misfit(self.task)
+        if misfit is not None:
+            raise DatasetError(f"{self.source}: has {misfit}. Give one name for each column.")
 
     @classmethod
     def from_arrays(
@@ -67,6 +74,7 @@ class Dataset:
         *,
         task: Task | str | None = None,
         action_bounds: tuple[Bound, Bound] | None = None,
+        column_names: ColumnNames | None = None,
         name: str = "arrays",
         tell: Tell = log,
     ) -> "Dataset":
@@ -87,6 +95,8 @@ class Dataset:
                 environment and termination rule.
             action_bounds: low and high of continuous actions where there is no task; [-1, 1]
                 if not given.
+            column_names: what states and actions are called on the plant; policies and their
+                exports say it too.
             tell: is given, in a sentence, which bounds were assumed.
         """
         if task is not None and action_bounds is not None:
@@ -107,7 +117,7 @@ class Dataset:
         rows = Rows(file=name, **columns)
         known = get_task(task) if isinstance(task, str) else task
         tape, chosen = tape_of(rows, known, name, action_bounds=action_bounds)
-        dataset = cls(tape=tape, task=chosen, name=name, source=name)
+        dataset = cls(tape=tape, task=chosen, name=name, source=name, column_names=column_names)
         if known is None and action_bounds is None:
             dataset.tell_assumed_bounds(tell)
         return dataset
@@ -164,7 +174,12 @@ class Dataset:
             tell(f"{name}: {role}: {getattr(imported.columns, role)} ({why})")
         for finding in imported.findings:
             tell(str(finding))
-        return cls.from_arrays(**imported.arrays, action_bounds=imported.action_bounds, name=name)
+        return cls.from_arrays(
+            **imported.arrays,
+            action_bounds=imported.action_bounds,
+            column_names=imported.columns.names,
+            name=name,
+        )
 
     @cached_property
     def bounds(self) -> tuple[Int[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:

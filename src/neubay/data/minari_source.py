@@ -13,10 +13,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from neubay.data.archives import damage_reported, hdf5_column, refuse_link
+from neubay.data.archives import damage_reported, hdf5_column, recorded_names, refuse_link
 from neubay.data.findings import error
 from neubay.data.layout import meaning, outside_bounds, with_longest_episode, write_block
-from neubay.data.rows import BLOCK_ROWS, Block, Keys
+from neubay.data.rows import BLOCK_ROWS, Block, ColumnNames, Keys
 from neubay.data.store import TapeWriter, build_tape
 from neubay.errors import DatasetError
 from neubay.tape import Tape
@@ -60,6 +60,8 @@ class MinariSource:
     horizon_known: bool
     recorded_task: str | None
     """The name of the task that was recorded with the data, where one was."""
+    column_names: ColumnNames | None
+    """The names of its columns, likewise."""
     steps: int
     episodes: int
     first_action: int
@@ -189,7 +191,8 @@ def open_minari(where: str) -> MinariSource:
         actions, first_action = _actions(folder, spec.action_space)
         horizon = spec.env_spec.max_episode_steps if spec.env_spec is not None else None
     about = metadata.get("neubay")
-    recorded = about.get("task") if isinstance(about, dict) else None
+    about = about if isinstance(about, dict) else {}
+    recorded = about.get("task")
     task = Task(
         name=name,
         state_size=state_size,
@@ -204,6 +207,7 @@ def open_minari(where: str) -> MinariSource:
         task=task,
         horizon_known=task.horizon == horizon,
         recorded_task=recorded if isinstance(recorded, str) else None,
+        column_names=recorded_names(folder, about),
         steps=steps,
         episodes=episodes,
         first_action=first_action,

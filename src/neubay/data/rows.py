@@ -74,6 +74,26 @@ class Keys(NamedTuple):
     next_states: str
 
 
+class ColumnNames(NamedTuple):
+    """What the sensors and commands of the plant are called; a unit in brackets at the end, as in
+    'temperature [degC]', is part of the name."""
+
+    states: tuple[str, ...]
+    actions: tuple[str, ...]
+    """One for each action; one in all where actions are discrete."""
+    reward: str | None = None
+    """A column, or the formula that it is computed by."""
+
+    def misfit(self, task: Task) -> str | None:
+        """Why they are not names of a task's states and actions."""
+        discrete = isinstance(task.actions, DiscreteActions)
+        wanted = {"states": task.state_size, "actions": 1 if discrete else task.actions.size}
+        for what, size in wanted.items():
+            if len(getattr(self, what)) != size:
+                return f"{len(getattr(self, what))} names of {what} for {size} of them"
+        return None
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The columns of a source, not yet read."""
@@ -91,6 +111,8 @@ class Rows:
     """The flag is Gym's old `done`, true at terminals and at timeouts."""
     recorded_actions: ContinuousActions | DiscreteActions | None = None
     """The action space that was stored with the data."""
+    column_names: ColumnNames | None = None
+    """The names that were stored with the data."""
 
     def __len__(self) -> int:
         return len(self.states)

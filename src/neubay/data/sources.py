@@ -180,7 +180,9 @@ def _minari_source(
 
     def read(memory_limit: int) -> Dataset:
         tape, chosen = minari.tape(found.task, memory_limit)
-        return Dataset(tape, chosen, minari.name, str(minari.folder), found.published)
+        return Dataset(
+            tape, chosen, minari.name, str(minari.folder), found.published, minari.column_names
+        )
 
     return Source(found.task or minari.task, found.published, None, read, found.said)
 
@@ -206,7 +208,7 @@ def _file_source(
             origin=_origin(path),
             memory_limit=memory_limit,
         )
-        return Dataset(tape, chosen, path.stem, str(path), found.published)
+        return Dataset(tape, chosen, path.stem, str(path), found.published, rows.column_names)
 
     return Source(found.task, found.published, rows, read, found.said, bounds)
 
@@ -362,6 +364,7 @@ def rows_of(archive: Archive) -> Rows:
         file=file,
         terminals_mark_any_end=any_end,
         recorded_actions=archive.actions,
+        column_names=archive.column_names,
         **columns,
     )
 

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from neubay.data.findings import Finding
 from neubay.data.layout import Bound
+from neubay.data.rows import ColumnNames
 from neubay.errors import DatasetError
 from neubay.tasks.expressions import Expression, parse
 
@@ -59,6 +60,10 @@ class Columns:
     time: str | None = None
     terminal: str | None = None
     timeout: str | None = None
+
+    @property
+    def names(self) -> ColumnNames:
+        return ColumnNames(self.states, self.actions, self.reward)
 
     @property
     def formula(self) -> Expression:

@@ -1,6 +1,7 @@
 """The card of a policy, in Markdown: what it was trained on and how, how good it is, who says so,
 what its limits are, how to load it. Read from small files alone: no JAX."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,19 +167,30 @@ def _data(note: dict[str, Any], origin: Origin) -> str:
 
 
 def _interface(note: dict[str, Any]) -> str:
-    actions = note["actions"]
+    actions, names = note["actions"], _names(note)
     lines = [f"- Observation: vectors of size {note['state_size']}, in the units of the data."]
     if "discrete" in actions:
-        lines.append(f"- Action: one of {actions['discrete']}, numbered from 0.")
+        named = "".join(f" of {_code(name)}" for name in names["actions"])
+        lines.append(f"- Action{named}: one of {actions['discrete']}, numbered from 0.")
     else:
-        bounds = ", ".join(
+        bounds = [
             f"{low:g} to {high:g}"
             for low, high in zip(actions["low"], actions["high"], strict=True)
-        )
-        lines.append(f"- Action: within {bounds}, in the units of the data.")
-    lines.append("- Reward: that of the last action, as the data has it, at every later step.")
+        ]
+        pairs = zip(names["actions"] or [""] * len(bounds), bounds, strict=True)
+        shown = ", ".join(f"{_code(name)} {bound}" if name else bound for name, bound in pairs)
+        lines.append(f"- Action: within {shown}, in the units of the data.")
+    reward = f": {_code(names['reward'])}" if names["reward"] else ""
+    lines.append(
+        f"- Reward: that of the last action, as the data has it{reward}, at every later step."
+    )
     lines.append(f"- Episodes of up to {note['horizon']:,} steps.")
     return "\n".join(lines)
+
+
+def _names(note: dict[str, Any]) -> dict[str, Any]:
+    """What columns are called; empty where the file does not say it."""
+    return note.get("column_names") or {"states": (), "actions": (), "reward": None}
 
 
 def _limits(note: dict[str, Any]) -> str:
@@ -198,7 +210,12 @@ def _limits(note: dict[str, Any]) -> str:
     if not ranges:
         return "\n".join([*lines, "", "The ranges of the data are not recorded in this file."])
     pairs = list(zip(ranges["observation_low"], ranges["observation_high"], strict=True))
-    rows = [f"| {i} | {low:.6g} | {high:.6g} |" for i, (low, high) in enumerate(pairs[:MOST_ROWS])]
+    names = [f" {_code(name)}".replace("|", "\\|") for name in _names(note)["states"]]
+    names = names or [""] * len(pairs)
+    rows = [
+        f"| {i}{names[i]} | {low:.6g} | {high:.6g} |"
+        for i, (low, high) in enumerate(pairs[:MOST_ROWS])
+    ]
     left = len(pairs) - len(rows)
     more = ["", f"The ranges of {left} more are in the file."] if left else []
     return "\n".join(
@@ -265,4 +282,10 @@ def _plain(text: Any) -> str:
 
 
 def _code(text: Any) -> str:
-    return "unknown" if text is None else f"`{' '.join(str(text).split()).replace('`', chr(39))}`"
+    """A text as code; one with backticks in it, such as a formula, between more of them."""
+    if text is None:
+        return "unknown"
+    line = " ".join(str(text).split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{line}{space}{fence}"

@@ -4,6 +4,8 @@ Linear layers are as they were trained. Memory is ready to use: `decay` and `tur
 and the imaginary half of it are multiplied with, gamma is part of `b`, the sign of Im C of `c`.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -98,6 +100,14 @@ def _memory(lru: LRU) -> dict[str, Any]:
     }
 
 
+def _units(names: Sequence[str] | None) -> list[str | None] | None:
+    """The unit at the end of each name, as in 'temperature [degC]' or 'speed (m/s)'."""
+    if names is None:
+        return None
+    found = [re.search(r"\s[\[(]([^\[\]()]+)[\])]$", name) for name in names]
+    return [match and match[1] for match in found]
+
+
 def metadata(policy: PlainPolicy) -> dict[str, Any]:
     """What a reader of a file without our package needs to know: names, units, bounds."""
     about, arrays = policy.about, policy.arrays
@@ -105,6 +115,7 @@ def metadata(policy: PlainPolicy) -> dict[str, Any]:
     recurrent = policy.layers > 0
     action = "number of the action, int64" if policy.discrete else "units of the plant, float32"
     shape = f"(batch, {policy.layers}, 2, {about['memory_size']})"
+    names = about.get("column_names") or {}
     return {
         "format": "a step of a policy: inputs -> outputs",
         "inputs": {
@@ -125,6 +136,12 @@ def metadata(policy: PlainPolicy) -> dict[str, Any]:
         "dataset_hash": dataset.get("hash"),
         "state_size": about["state_size"],
         "actions": about["actions"],
+        "units": "those of the plant, as in the data; a name's own is in its brackets",
+        "observation_names": names.get("states"),
+        "observation_units": _units(names.get("states")),
+        "action_names": names.get("actions"),
+        "action_units": _units(names.get("actions")),
+        "reward_name": names.get("reward"),
         "horizon": about["horizon"],
         "reward_shift": about["reward_shift"],
         "observation_low": ranges.get("observation_low"),

@@ -265,9 +265,15 @@ def load_policy(path: str | Path) -> Policy:
     path = Path(path)
     path = path / POLICY_FILE if path.is_dir() else path
     about = read_note(path)
-    if about.get("layout") not in (1, LAYOUT):
+    if "distribution" in about:
         raise RunError(
-            f"{path}: a policy of layout {about.get('layout')}, this version reads 1 to {LAYOUT}"
+            f"{path}: is an export, which its policy.py loads; here give the run, or its policy.npz"
+        )
+    if "layout" not in about:
+        raise RunError(f"{path}: not a policy file, or a damaged one: its note has no 'layout'")
+    if about["layout"] not in (1, LAYOUT):
+        raise RunError(
+            f"{path}: a policy of layout {about['layout']}, this version reads 1 to {LAYOUT}"
         )
     needed = [name for name, field in _Note.model_fields.items() if field.is_required()]
     if missing := [name for name in needed if name not in about]:

@@ -8,8 +8,7 @@ import pytest
 
 from helpers.policies import some_policy
 from neubay.errors import RunError
-from neubay.export.card import card, origin_of
-from neubay.runs.files import read_note
+from neubay.export.card import card_of, origin_of
 
 RUN: dict[str, Any] = {
     "layout": 3,
@@ -66,12 +65,6 @@ def a_run(folder: Path, selection: bool = False) -> Path:
         policy.save(folder / "selection" / "policy.npz")
         (folder / "selection" / "selection.json").write_text(json.dumps(SELECTION))
     return folder
-
-
-def card_of(path: Path) -> str:
-    origin = origin_of(path)
-    assert origin.file is not None
-    return card(read_note(origin.file), origin)
 
 
 def test_the_card_of_a_run_has_data_settings_seeds_scores(tmp_path: Path) -> None:

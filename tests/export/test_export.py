@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import neubay
 from helpers.policies import some_policy
 from neubay import cli
 from neubay.errors import NeubayError, RunError
-from neubay.export import standalone
+from neubay.export import Format, standalone
+from neubay.guard import Guard
 from neubay.policy import Policy, load_policy
 
 ALONE = """
@@ -135,6 +138,44 @@ def test_the_numpy_policy_refuses_what_ours_refuses(kind: str, tmp_path: Path) -
                 each.predict(**arguments)
 
 
+def test_a_damaged_export_is_refused_by_name(tmp_path: Path) -> None:
+    some_policy("gated").export("numpy", tmp_path)
+    with np.load(tmp_path / "policy.npz", allow_pickle=False) as file:
+        whole = {name: file[name] for name in file.files}
+    about = json.loads(whole["about"].tobytes())
+
+    def note(**changes: object) -> np.ndarray:
+        changed = {key: value for key, value in {**about, **changes}.items() if value is not None}
+        return np.frombuffer(json.dumps(changed).encode(), np.uint8)
+
+    damage: dict[str, dict[str, np.ndarray | None]] = {
+        "has no 'block0_c'": {"block0_c": None},
+        "has no 'about'": {"about": None},
+        "has no 'memory_size'": {"about": note(memory_size=None)},
+        r"'head0_weight' has the shape \(5, 8\), not \(11, 8\)": {"head0_weight": np.ones((5, 8))},
+        r"'input_mean' has the shape \(6,\), not \(50000003,\)": {
+            "about": note(state_size=5 * 10**7)
+        },
+        "'out_bias' has a value that is not finite": {"out_bias": np.full(4, np.nan)},
+    }
+    for words, changes in damage.items():
+        arrays = {name: array for name, array in {**whole, **changes}.items() if array is not None}
+        np.savez(tmp_path / "policy.npz", allow_pickle=False, **arrays)
+        with pytest.raises(ValueError, match=words):
+            standalone.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "gated", "Markov", "cloned", "DQN", "Markov DQN"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # that something overflows
+def test_the_numpy_policy_returns_no_nan_in_silence(kind: str, tmp_path: Path) -> None:
+    """Weights that are finite one by one and overflow together."""
+    some_policy(kind).export("numpy", tmp_path)
+    policy = standalone.load(tmp_path)
+    policy.arrays["head0_weight"] = np.full_like(policy.arrays["head0_weight"], 3e38)
+    with pytest.raises(ValueError, match="the action has a value that is not finite"):
+        policy.predict(np.ones(3))
+
+
 def test_samples_of_the_numpy_policy_spread_as_ours_do(tmp_path: Path) -> None:
     policy = some_policy("recurrent", actions=2)
     policy.export("numpy", tmp_path)
@@ -151,21 +192,28 @@ def test_samples_of_the_numpy_policy_spread_as_ours_do(tmp_path: Path) -> None:
     assert abs(float((chosen != greedy).mean()) - np.clip(explored, 0, 1)) < 0.05
 
 
-def test_the_light_guard_travels_along(tmp_path: Path) -> None:
+def test_the_light_guard_works_in_every_format(tmp_path: Path) -> None:
     policy = some_policy("Markov")  # whose data is within -1 and 2
-    policy.export("numpy", tmp_path)
-    policy.export("onnx", tmp_path)
-    policy.export("stablehlo", tmp_path)
+    for form in get_args(Format):
+        policy.export(form, tmp_path)
     light = standalone.load(tmp_path)
-    seen = np.asarray([[0, 0, 0], [0, 2.2, 0], [1e9, 0, 0], [0, np.nan, 0]])
-    assert light.outside(seen).tolist() == [False, True, True, True]
-    assert light.outside(seen, margin=0.1).tolist() == [False, False, True, True]
-    notes = {p.key: p.value for p in onnx.load(tmp_path / "policy.onnx").metadata_props}
-    for found in (
-        json.loads(notes["observation_high"]),
-        json.loads((tmp_path / "policy.json").read_text())["observation_high"],
-    ):
-        assert found == [2.0, 2.0, 2.0]
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    graph = session.get_modelmeta().custom_metadata_map
+    beside = json.loads((tmp_path / "policy.json").read_text())
+    rng = np.random.default_rng(0)
+    seen = rng.uniform(-1.5, 2.5, (200, 3)).astype(np.float32)
+    for margin in (0.0, 0.1):
+        _, _, ours = Guard(policy, margin=margin).predict(seen)
+        assert 20 < np.sum(ours.outside) < 180
+        np.testing.assert_array_equal(light.outside(seen, margin), ours.outside)
+        for found in ({key: json.loads(graph[f"observation_{key}"]) for key in ("low", "high")},
+                      {key: beside[f"observation_{key}"] for key in ("low", "high")}):  # fmt: skip
+            low, high = (np.asarray(found[key], np.float32) for key in ("low", "high"))
+            beyond = margin * (high - low)
+            outside = ((seen < low - beyond) | (seen > high + beyond)).any(axis=1)
+            np.testing.assert_array_equal(outside, ours.outside)
+    broken = np.asarray([[0, 0, 0], [0, np.nan, 0], [np.inf, 0, 0]])
+    assert light.outside(broken).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["gated", "Markov", "DQN"])
@@ -272,17 +320,68 @@ def test_nothing_but_an_earlier_export_is_overwritten(
     policy.save(tmp_path / "policy.npz")
     before = (tmp_path / "policy.npz").read_bytes()
     assert run("export", tmp_path, "--to", "numpy", "--out", tmp_path) == 2
-    assert "which is no export; choose another --out" in capsys.readouterr().err
+    assert "no export; choose another --out" in " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "policy.npz").read_bytes() == before
     for _ in range(2):  # the second replaces the first
         policy.export("numpy", tmp_path / "out")
     with pytest.raises(RunError, match="is a file"):
         policy.export("numpy", tmp_path / "policy.npz")
-    assert run("export", tmp_path / "out" / "none", "--out", tmp_path / "other") == 2
-    assert "neither a run, nor a selection, nor a policy file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["card.md", "policy.py", "policy.onnx"])
+def test_a_file_of_somebody_else_stays(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    form = "onnx" if name == "policy.onnx" else "numpy"
+    with pytest.raises(RunError, match=f"holds {name}, which is no export; choose another --out"):
+        some_policy("Markov").export(form, tmp_path)  # type: ignore[arg-type]
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_is_no_policy_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "arrays.npz", x=np.ones(3))
+    empty = np.frombuffer(b"{}", np.uint8)
+    np.savez(tmp_path / "empty.npz", allow_pickle=False, about=empty)
+    wrong = {
+        "absent": "no such run, selection or policy file; check the path",
+        "foreign": "neither a run, nor a selection, nor a policy file",
+        "text.npz": "it is no npz archive",
+        "arrays.npz": "has no note: neubay did not write it",
+        "empty.npz": "not a policy file",
+    }
+    for name, words in wrong.items():
+        for command in (("export", "--out", tmp_path / "out"), ("card",)):
+            assert run(command[0], tmp_path / name, *command[1:]) == 2
+            said = " ".join(capsys.readouterr().err.split())
+            assert words in said, f"{command[0]} {name}: {said}"
+            assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_takes_the_place_of_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some_policy("Markov").save(tmp_path / "mine.npz")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept.txt").write_text("kept")
+    assert run("card", tmp_path / "mine.npz", "--out", tmp_path / "folder") == 2
+    assert "is a folder" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "folder" / "kept.txt").read_text() == "kept"
+
+
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some_policy("Markov").save(tmp_path / "mine.npz")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert run("export", tmp_path / "mine.npz", "--to", "onnx", "--out", tmp_path / "out") == 2
+    assert "pip install 'neubay[export]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_export_is_not_taken_for_a_policy_file(tmp_path: Path) -> None:
     some_policy("Markov").export("numpy", tmp_path)
-    with pytest.raises(RunError, match=r"'head.layers\[0\].weight' is missing"):
+    with pytest.raises(RunError, match=r"is an export, which its policy\.py loads"):
         load_policy(tmp_path / "policy.npz")

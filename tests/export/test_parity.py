@@ -110,14 +110,15 @@ def assert_equal(policy: Policy, ours: np.ndarray, theirs: np.ndarray) -> None:
 @given(
     states=st.integers(1, 6),
     actions=st.integers(2, 4),
-    sizes=st.sampled_from(
-        [
-            {"width": 8, "memory_size": 4, "memory_layers": 1, "head_depth": 1},
-            {"width": 64, "memory_size": 32, "memory_layers": 1, "head_depth": 2},  # preset cpu
-            {"width": 5, "memory_size": 7, "memory_layers": 3, "head_depth": 3},
-        ]
+    sizes=st.fixed_dictionaries(
+        {
+            "width": st.integers(4, 64),  # with fewer, LayerNorm leaves little to act on
+            "memory_size": st.integers(1, 32),
+            "memory_layers": st.integers(1, 3),
+            "head_depth": st.integers(1, 3),
+        }
     ),
-    batch=st.sampled_from([1, 3]),
+    batch=st.integers(1, 4),
     seed=st.integers(0, 100),
 )
 def test_every_format_acts_as_the_original(

@@ -35,7 +35,7 @@ from neubay.config import (
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError
 from neubay.experience import batch_shape
-from neubay.export import CARD_FILE, standalone
+from neubay.export import standalone
 from neubay.policy import Policy
 from neubay.replay import Replay
 from neubay.runs.provenance import provenance
@@ -364,7 +364,7 @@ def bench_policy(task: str, size: Preset, form: str) -> dict[str, Any]:
             policy.save(out / "policy.npz")
         else:
             policy.export(form, out)  # type: ignore[arg-type]
-        kilobytes = sum(p.stat().st_size for p in out.iterdir() if p.name != CARD_FILE) / 1e3
+        kilobytes = sum(p.stat().st_size for p in out.iterdir() if p.name != "card.md") / 1e3
         step = _stepper(policy, form, out)
     turns = 500  # a step is short, so many make one call
 

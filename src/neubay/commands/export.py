@@ -7,9 +7,8 @@ import tyro
 
 from neubay.commands.text import say
 from neubay.export import Format
-from neubay.export.card import card as card_of
-from neubay.export.card import origin_of
-from neubay.runs.files import atomic, read_note
+from neubay.export.card import card_of, origin_of
+from neubay.runs.files import atomic
 
 Source = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 
@@ -40,9 +39,7 @@ def card(run: Source, *, out: Annotated[Path | None, tyro.conf.arg(metavar="FILE
         run: A run, a selection (a folder with selection.json) or a policy file.
         out: Write it to this file instead.
     """
-    origin = origin_of(run)
-    assert origin.file is not None
-    text = card_of(read_note(origin.file), origin)
+    text = card_of(run)
     if out is None:
         say(text.rstrip("\n"))
         return

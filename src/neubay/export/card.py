@@ -8,8 +8,11 @@ from typing import Any
 
 from neubay.errors import RunError
 from neubay.runs import rundir
-from neubay.runs.files import read_json
+from neubay.runs.files import read_json, read_note
 from neubay.runs.values import flat, is_number
+
+TITLE = "# A policy for "
+"""How every card begins."""
 
 MOST_ROWS = 40
 """Observations whose ranges the card lists; more are in the files beside it."""
@@ -46,6 +49,8 @@ def origin_of(path: Path) -> Origin:
             return _of_file(file)
     if rundir.is_run(path):
         raise RunError(f"{path}: has no {rundir.POLICY_FILE} yet; finish the run first")
+    if not path.exists():
+        raise RunError(f"{path}: no such run, selection or policy file; check the path")
     raise RunError(
         f"{path}: neither a run, nor a selection, nor a policy file "
         f"({rundir.RUN_FILE} or {rundir.POLICY_FILE} would be in it)"
@@ -68,6 +73,18 @@ def _of_file(file: Path) -> Origin:
     return origin
 
 
+def card_of(path: Path) -> str:
+    """The card of a run, a selection or a policy file."""
+    origin = origin_of(path)
+    assert origin.file is not None
+    note = read_note(origin.file)
+    try:
+        return card(note, origin)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a note of other things
+        why = f"{type(error).__name__} {error}"
+        raise RunError(f"{origin.file}: not a policy file, or a damaged one ({why})") from None
+
+
 def card(note: dict[str, Any], origin: Origin) -> str:
     """The card of the policy whose file has this note."""
     sections = {
@@ -82,7 +99,7 @@ def card(note: dict[str, Any], origin: Origin) -> str:
         "Licence": _LICENCE,
     }
     texts = [f"## {title}\n\n{text}" if title else text for title, text in sections.items()]
-    return "\n\n".join([f"# A policy for {_code(note['task'])}", *texts]) + "\n"
+    return "\n\n".join([f"{TITLE}{_code(note['task'])}", *texts]) + "\n"
 
 
 def _what(note: dict[str, Any], origin: Origin) -> str:

@@ -35,17 +35,18 @@ def load(folder: "str | Path" = ".") -> "Policy":
     path = path / "policy.npz" if path.is_dir() else path
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    about = json.loads(arrays.pop("about").tobytes())
-    return Policy(arrays, about)
+    try:
+        return Policy(arrays, json.loads(arrays.pop("about").tobytes()))
+    except KeyError as missing:
+        raise ValueError(f"{path}: has no {missing}; it is damaged, or no export") from None
+    except (ValueError, TypeError) as wrong:
+        raise ValueError(f"{path}: {wrong}; it is damaged, or no export") from None
 
 
 class Policy:
     """Acts on one observation or on a batch of them."""
 
     def __init__(self, arrays: "dict[str, np.ndarray]", about: "dict[str, Any]") -> None:
-        broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-        if broken:
-            raise ValueError(f"the array '{broken[0]}' has a value that is not finite")
         self.arrays, self.about = arrays, about
         self.state_size = int(about["state_size"])
         self.discrete = "discrete" in about["actions"]
@@ -58,6 +59,49 @@ class Policy:
             self.action_size = len(self._low)
         self._blocks = about["memory_layers"] if about["memory"] != "none" else 0
         self._units = about["memory_size"] if self._blocks else 0
+        for name, shape in self._shapes().items():
+            if arrays[name].shape != shape:
+                raise ValueError(f"'{name}' has the shape {arrays[name].shape}, not {shape}")
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"'{name}' has a value that is not finite")
+
+    def _shapes(self) -> "dict[str, tuple[int, ...]]":
+        """The arrays of the network."""
+        kind, width, units = self.about["memory"], self.about["agent"]["width"], self._units
+        inputs, features = self.state_size + self.action_size + 1, self.state_size
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def linear(name: str, into: int, out: int) -> None:
+            shapes.update({f"{name}_weight": (into, out), f"{name}_bias": (out,)})
+
+        def norm(name: str) -> None:
+            shapes.update({f"{name}_scale": (width,), f"{name}_shift": (width,)})
+
+        if self.about["agent"]["standardise"]:
+            shapes.update(input_mean=(inputs,), input_std=(inputs,))
+        if kind != "none":
+            linear("project", inputs, width)
+            norm("project")
+            features = width + (self.state_size if kind == "gated" else 0)
+        if kind == "gated":
+            shapes["gate"] = (width,)
+        for block in (f"block{i}" for i in range(self._blocks)):
+            norm(block)
+            shapes.update({f"{block}_decay": (2, units), f"{block}_turn": (2, units)})
+            shapes.update({f"{block}_b": (width, 2 * units), f"{block}_c": (2 * units, width)})
+            shapes[f"{block}_d"] = (width,)
+            linear(f"{block}_gate", width, 2 * width)
+        for layer in range(self.about["head_depth"]):
+            linear(f"head{layer}", features, width)
+            norm(f"head{layer}")
+            features = width
+        outputs = {
+            "tanh-gaussian": 2 * self.action_size,  # mean, log sigma
+            "greedy": 1 + self.action_size,  # value, advantages
+            "categorical": self.action_size,
+        }
+        linear("out", features, outputs[self.about["distribution"]])
+        return shapes
 
     def predict(
         self,

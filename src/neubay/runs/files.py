@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,10 @@ def atomic(target: Path) -> Iterator[Path]:
 
 def _replace(draft: Path, target: Path, old: Path) -> None:
     """Rename `draft` to `target`; a folder in the way is set aside to `old` first, because only
-    files can be replaced in one step."""
+    files can be replaced in one step. A file takes the place of no folder."""
     if target.is_dir() and not target.is_symlink():
+        if not draft.is_dir():
+            raise RunError(f"{target}: is a folder, and not replaced by a file; name a file")
         target.rename(old)
         try:
             draft.rename(target)
@@ -149,7 +152,7 @@ def load_arrays(
 def read_note(path: Path) -> dict[str, Any]:
     """The JSON note of an array file, without its arrays."""
     with _arrays_in(path) as file:
-        stored = _array(file, "about")
+        stored = _array(file, "about") if "about" in file.files else None
     return _note(path, stored)
 
 
@@ -179,8 +182,10 @@ def _promised(archive: Any, size: int) -> dict[str, tuple[int, ...]]:
 
 
 def _note(path: Path, stored: np.ndarray | None) -> dict[str, Any]:
+    if stored is None:
+        raise RunError(f"{path}: has no note: neubay did not write it, or it is damaged")
     try:
-        note = json.loads(b"" if stored is None else stored.tobytes())
+        note = json.loads(stored.tobytes())
     except (ValueError, RecursionError):
         note = None
     if not isinstance(note, dict):
@@ -217,9 +222,13 @@ def read_array(path: Path) -> np.ndarray:
 def _arrays_in(path: Path) -> Iterator[Any]:
     """An array file, open."""
     # Opened here: NumPy would leave a file open that is no archive.
-    with _stream_of_arrays(path) as stream, np.load(stream, allow_pickle=False) as file:
-        _promised(file.zip, path.stat().st_size)
-        yield file
+    with _stream_of_arrays(path) as stream:
+        if not zipfile.is_zipfile(stream):  # NumPy would take it for a pickle
+            raise ValueError("it is no npz archive")
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as file:
+            _promised(file.zip, path.stat().st_size)
+            yield file
 
 
 @contextlib.contextmanager

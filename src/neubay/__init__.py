@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from neubay.guard import Guard
     from neubay.policy import Policy, load_policy
     from neubay.selection import select
+    from neubay.sweeps.sweep import sweep
     from neubay.tasks import Task, register_task
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "load_policy": "neubay.policy",
     "register_task": "neubay.tasks",
     "select": "neubay.selection",
+    "sweep": "neubay.sweeps.sweep",
     "train": "neubay.experiment",
     "train_together": "neubay.experiment",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "load_policy",
     "register_task",
     "select",
+    "sweep",
     "train",
     "train_together",
 ]

@@ -37,6 +37,10 @@ class TrainingError(NeubayError):
     """A training cannot go on, or would not fit into the machine."""
 
 
+class SweepError(NeubayError):
+    """A sweep cannot go on here and now: an engine, a node or its disk is in the way."""
+
+
 def reason(error: Exception) -> str:
     """Why the system refused, in its own words: HDF5 hides them in a paragraph, and NumPy has
     none."""

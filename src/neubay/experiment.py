@@ -5,6 +5,7 @@ A run that was interrupted is resumed from its directory (`rundir.py`), a finish
 
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from neubay.config import (
     Preset,
     SelectionConfig,
     TrainConfig,
+    WorldConfig,
     default_preset,
     known,
     resolve,
@@ -49,6 +51,8 @@ USUAL_SELECTION = SelectionConfig()
 StageProgress = Callable[[str, float], None]
 """Is given the name of a stage and the share of it that is done."""
 Shown = tuple[WorldProgress | None, StageProgress, Tell]
+Judged = tuple[SelectionConfig, WorldConfig]
+"""How policies are judged, and the settings of the world whose judge does it."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ def run(
     world_progress: WorldProgress | None = None,
     stage_progress: StageProgress = lambda stage, share: None,
     checkpoint_seconds: float = EVERY,
+    judged_as: WorldConfig | None = None,
+    until: int | None = None,
     tell: Tell = log,
 ) -> Result:
     """Train world and agent on `dataset` and score the policy; everything is kept in `directory`.
@@ -199,20 +205,18 @@ def run(
         trackers: where rows go beside metrics.jsonl.
         world_progress, stage_progress: are given that of worlds, and of cloning and selection.
         checkpoint_seconds: time between two checkpoints, at least.
+        judged_as: settings of the world whose judge judges; by default the run's own.
+        until: stop as at SIGTERM once this gradient step is done, to be resumed later.
         tell: is given a sentence that the user should know.
     """
     config = settle(config, dataset.facts)
     _check_settings(dataset, config, directory, checkpoint_seconds)
     asked = _description(dataset, config) | (about or {})
     with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
-        metrics = directory / rundir.METRICS_FILE
-        checkpoints = Checkpoints(
-            directory / CHECKPOINTS,
-            metrics,
-            every=checkpoint_seconds,
-            signalled=signalled,
-            tell=tell,
-        )
+        metrics, halt = directory / rundir.METRICS_FILE, _Halt(until, signalled)
+        where, every = directory / CHECKPOINTS, checkpoint_seconds
+        ask = halt.signalled
+        checkpoints = Checkpoints(where, metrics, every=every, signalled=ask, tell=tell)
         if rundir.is_finished(directory):
             if not rundir.is_shown_only(directory):
                 checkpoints.finish(kept=1)  # in case that the process ended just before
@@ -223,11 +227,12 @@ def run(
         if needs_world:
             world.tell_choice(dataset, config.world, tell)
             fitted, seconds["world"] = _world(dataset, config, directory, fitted, shown)
-        track = tracking.together([tracking.json_lines(metrics), *trackers])
+        track = tracking.together([tracking.json_lines(metrics), halt, *trackers])
         within, keep = fitted if needs_world else None, _keeper(dataset, directory)
         trained = train_agent(dataset, within, config, track, checkpoints, keep, update)
         about_it = dataset, fitted, config, trained, directory
-        policy, summary = _result(*about_it, seconds | trained.seconds, select, shown)
+        judging = None if select is None else (select, judged_as or config.world)
+        policy, summary = _result(*about_it, seconds | trained.seconds, judging, shown)
         checkpoints.finish(kept=1)
         stop_if_signalled()
         return Result(policy, fitted, summary, directory)
@@ -249,6 +254,20 @@ def _check_settings(
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
 
 
+class _Halt:
+    """A tracker that asks a training to stop once it has done a gradient step, beside signals."""
+
+    def __init__(self, until: int | None, signalled: Callable[[], int]) -> None:
+        self.until, self.reached, self.by_signal = until, 0, signalled
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        if self.until is not None and row["step"] >= self.until:
+            self.reached = signal.SIGTERM
+
+    def signalled(self) -> int:
+        return self.by_signal() or self.reached
+
+
 def _keeper(dataset: Dataset, directory: Path) -> Callable[[Agent, AgentState, int], None]:
     """Keeps the policy at every evaluation point, as a small file."""
 
@@ -262,13 +281,14 @@ def _keeper(dataset: Dataset, directory: Path) -> Callable[[Agent, AgentState, i
 def _select(
     dataset: Dataset,
     config: TrainConfig,
-    settings: SelectionConfig,
+    judged: Judged,
     directory: Path,
     seconds: dict[str, float],
     shown: Shown,
 ) -> dict[str, Any]:
     """Clone, judge and verdict; returns what the summary says of it. All of it is kept, so that it
     is resumed where it was interrupted. The time goes into `seconds`."""
+    settings, judged_as = judged
     folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
     world_progress, stage_progress, tell = shown
     cloned = config.agent.algorithm == "bc"  # the run is the clone
@@ -284,7 +304,7 @@ def _select(
             )
     with tracking.clock(seconds, "judge"):
         judge = selection.fit_judge(
-            dataset, config.world, seed=settings.judge_seed, progress=world_progress, tell=tell
+            dataset, judged_as, seed=settings.judge_seed, progress=world_progress, tell=tell
         )
         atomic_write_json(folder / rundir.JUDGE_REFERENCE, judge.reference())
     with tracking.clock(seconds, "selection"):
@@ -309,15 +329,15 @@ def _result(
     trained: Trained,
     directory: Path,
     seconds: dict[str, float],
-    select: SelectionConfig | None,
+    judged: Judged | None,
     shown: Shown,
 ) -> tuple[Policy, dict[str, Any]]:
     """The policy, the selection and the summary of a training, written into the run directory."""
     policy = Policy.trained_on(dataset, trained.agent, trained.state)
     policy.save(directory / rundir.POLICY_FILE)
     chosen = {}
-    if select is not None:
-        chosen = _select(dataset, config, select, directory, seconds, shown)
+    if judged is not None:
+        chosen = _select(dataset, config, judged, directory, seconds, shown)
     with tracking.clock(seconds, "summary"):
         summary = summarise(dataset, fitted, config, trained) | chosen
     summary["seconds"] = seconds | {"total": sum(seconds.values())}

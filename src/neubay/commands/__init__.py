@@ -5,6 +5,7 @@ signature is the command line (read by tyro), its body calls the rooms and print
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "world, agent and evaluation in one call"),
     "select": ("select:select", "which policy to deploy, if any, without a simulator"),
+    "sweep": ("sweep:sweep", "settings searched over many runs, here or on a Ray cluster"),
     "ablate": ("ablate:ablate", "the paper's ablations as runs, and as tables of its form"),
     "report": ("report:report", "one page of runs, with figures and tables; the paper's tables"),
     "watch": ("report:watch", "the live page of a run on this machine"),

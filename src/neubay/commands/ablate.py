@@ -4,11 +4,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from neubay.commands.many import Wanted, run_side_by_side
 from neubay.commands.options import (
     Settings,
     Unprefixed,
@@ -17,6 +19,7 @@ from neubay.commands.options import (
     train_defaults,
 )
 from neubay.commands.report import preset_of
+from neubay.commands.sweep import shared_plan
 from neubay.commands.text import Console, escape, say
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
@@ -35,9 +38,16 @@ class AblateFlags:
     values: Annotated[TrainConfig, Unprefixed]
     over: Over = tyro.MISSING
     """What is varied: the truncation threshold zeta, the posterior's size N, a penalty lambda,
-    fixed horizons, the agent's memory, its critic, or the world's LayerNorm."""
+    fixed horizons, the agent's memory, its critic, the world's LayerNorm, or one of the two
+    settings that the paper chose per dataset: kappa, or the encoder's learning rate eta_phi."""
     seeds: tuple[int, ...] = ()
     """Seeds of every arm; by default the one of --seed."""
+    engine: Literal["local", "ray"] | None = None
+    """Run side by side, in processes of this machine or on Ray; by default one after the other."""
+    address: str | None = None
+    """HOST:PORT of a Ray cluster, or auto; without it Ray is started here."""
+    jobs: int | None = None
+    """Runs at once; by default one for every core."""
     out: Path | None = None
     """Folder of the runs, which other ablations of the data may share; by default
     ablations/DATASET."""
@@ -79,7 +89,10 @@ def ablate(arguments: list[str]) -> int:
     )
     with stopped(console, shlex.join(["neubay", "ablate", *arguments])):
         about = {"preset": settings.preset_name, "variant": "neubay", **settings.record()}
-        failed = _train(console, dataset, about, planned, commands)
+        if flags.engine is None and flags.jobs is None and flags.address is None:
+            failed = _train(console, dataset, about, planned, commands)
+        else:
+            failed = _side_by_side(console, flags, dataset, folder, planned, commands)
         _report(flags.over, folder, planned)
     return 1 if failed else 0
 
@@ -124,6 +137,31 @@ def _train(
                 console.print(f"{run.directory}: {error}", markup=False, soft_wrap=True)
             stop_if_signalled()
     return failed
+
+
+def _side_by_side(
+    console: Console,
+    flags: AblateFlags,
+    dataset: "Dataset",
+    folder: Path,
+    planned: "Sequence[Planned]",
+    commands: Sequence[str],
+) -> int:
+    """The same by an engine. A smaller posterior is made of the main run's pool, which comes
+    first."""
+    from neubay.studies import ablations
+
+    plan = shared_plan(flags.settings, dataset, folder)
+    main = {run.seed: run.config for run in planned if run.arm.name == ablations.MAIN}
+    wanted = []
+    for run, command in zip(planned, commands, strict=True):
+        before, prepare = None, None
+        if ablations.shares_pool(main[run.seed], run.config):
+            before = main[run.seed]
+            prepare = partial(ablations.share_pool, dataset, before, run.config)
+        wanted.append(Wanted(run.config, run.directory, {"command": command}, before, prepare))
+    engine = flags.engine or "local"
+    return run_side_by_side(console, plan, wanted, engine, jobs=flags.jobs, address=flags.address)
 
 
 def _report(over: Over, folder: Path, planned: "Sequence[Planned]") -> None:

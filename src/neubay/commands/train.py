@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 
+from neubay.commands.many import Wanted, run_side_by_side
 from neubay.commands.options import TrainSettings, Unprefixed, parse, train_defaults
+from neubay.commands.sweep import shared_plan
 from neubay.commands.text import Console, escape
-from neubay.config import SelectionConfig, TrainConfig, known, settle, validated
+from neubay.config import SelectionConfig, TrainConfig, known, settle, updated, validated
+from neubay.errors import ConfigError
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
@@ -23,7 +26,12 @@ class TrainFlags:
     settings: Annotated[TrainSettings, Unprefixed]
     values: Annotated[TrainConfig, Unprefixed]
     out: Path | None = None
-    """The run directory; by default runs/DATASET-VARIANT-seedS."""
+    """The run directory; by default runs/DATASET-VARIANT-seedS. With --seeds: the folder of the
+    runs, by default runs."""
+    seeds: tuple[int, ...] = ()
+    """Several runs, one for each seed, side by side."""
+    jobs: int | None = None
+    """With --seeds, runs at once; by default one for every core."""
     world: Path | None = None
     """A world directory to use; by default a matching one is found, or trained and kept."""
     tensorboard: bool = False
@@ -66,23 +74,21 @@ def train(arguments: list[str]) -> int:
     console = Console()
     settings, config = flags.settings, flags.values
     dataset = named.load(told(console))
+    command = shlex.join(["neubay", "train", *arguments])
+    if flags.seeds:
+        with stopped(console, command):
+            return _several(console, flags, dataset, command)
+    if flags.jobs is not None:
+        raise ConfigError("--jobs: runs at once, of those that --seeds names")
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
     preset = settings.preset_name
-    imitates = config.agent.algorithm == "bc"  # in no world, so that no posterior judges it
-    unscored = "no environment" + ("" if imitates else ": the posterior estimates instead")
-    console.print(
-        f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
-        f"preset {preset}, {settings.variant}, seed {config.seed}; "
-        f"scored in {dataset.task.env_name or unscored}\n"
-        f"run directory {escape(str(directory))}"
-    )
+    _announce(console, flags, dataset, directory)
     trackers: list[tracking.Tracker] = []
     if flags.tensorboard:
         trackers.append(tracking.tensorboard(directory / "tensorboard"))
     if flags.wandb:
         trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
     fitted = None if flags.world is None else world.load(flags.world, dataset)
-    command = shlex.join(["neubay", "train", *arguments])
     finished = rundir.is_finished(directory)
     about = {
         "command": command,
@@ -107,6 +113,57 @@ def train(arguments: list[str]) -> int:
     _summary(console, result.summary, directory)
     show_selection(console, directory / rundir.SELECTION)
     return 0
+
+
+def _announce(console: Console, flags: TrainFlags, dataset: "Dataset", directory: Path) -> None:
+    settings, config = flags.settings, flags.values
+    imitates = config.agent.algorithm == "bc"  # in no world, so that no posterior judges it
+    unscored = "no environment" + ("" if imitates else ": the posterior estimates instead")
+    console.print(
+        f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
+        f"preset {settings.preset_name}, {settings.variant}, seed {config.seed}; "
+        f"scored in {dataset.task.env_name or unscored}\n"
+        f"run directory {escape(str(directory))}"
+    )
+
+
+def _several(console: Console, flags: TrainFlags, dataset: "Dataset", command: str) -> int:
+    """A run for every seed, each in a process of its own."""
+    from neubay import experiment
+    from neubay.runs import rundir
+    from neubay.runs.files import read_json
+
+    settings, folder = flags.settings, flags.out or Path("runs")
+    seeds = tuple(dict.fromkeys(flags.seeds))
+    if min(seeds) < 0:
+        raise ConfigError(f"--seeds {min(seeds)}: must be at least 0")
+    console.print(
+        f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
+        f"preset {settings.preset_name}, {settings.variant}, {len(seeds)} seeds in "
+        f"{escape(str(folder))}"
+    )
+    plan = shared_plan(
+        settings,
+        dataset,
+        folder,
+        select=flags.selection,
+        given_world=flags.world,
+        tensorboard=flags.tensorboard,
+        wandb=flags.wandb,
+        checkpoint_seconds=flags.checkpoint_seconds,
+    )
+    wanted = []
+    for seed in seeds:
+        name = experiment.default_directory(dataset, settings.variant, seed).name
+        config = updated(flags.values, {"seed": seed})
+        wanted.append(Wanted(config, folder / name, {"command": command}))
+    failed = run_side_by_side(console, plan, wanted, "local", jobs=flags.jobs)
+    for each in wanted:
+        if rundir.is_finished(each.directory):
+            console.print(f"[bold]seed {each.config.seed}[/]")
+            _summary(console, read_json(each.directory / rundir.SUMMARY_FILE), each.directory)
+    console.print(f"to compare them: neubay report {folder}", markup=False, soft_wrap=True)
+    return 1 if failed else 0
 
 
 def describe_data(dataset: "Dataset") -> str:

@@ -19,8 +19,10 @@ Category = Literal["low-quality", "moderate coverage", "narrow coverage"]
 BenchmarkName = Literal["d4rl_locomotion", "neorl_locomotion", "adroit", "antmaze"]
 """The paper's four benchmarks; each is also the name of its result table."""
 
-Over = Literal["zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm"]
-"""What the paper's ablations vary."""
+Over = Literal[
+    "zeta", "N", "lambda", "horizon", "memory", "critic", "layernorm", "kappa", "eta_phi"
+]
+"""What the paper's ablations vary; the last two it chose per dataset, from a grid."""
 
 ZETAS = (0.9, 0.99, 0.999, 1.0)
 """The truncation thresholds zeta that the paper compares."""

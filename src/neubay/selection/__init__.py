@@ -9,8 +9,8 @@ choice.py      all of it together, and its files
 """
 
 from neubay.selection.candidates import CLONE, Candidate, of_runs
-from neubay.selection.choice import Selection, choose, select
-from neubay.selection.judge import Judge, fit_judge, judge_config, load_judge
+from neubay.selection.choice import Selection, choose, estimate, select
+from neubay.selection.judge import Judge, fit_judge, judge_config, judge_directory, load_judge
 from neubay.selection.protocol import Rollouts, Trial
 from neubay.selection.record import DataRecord, load_record
 from neubay.selection.verdict import Judged, Sanity, Verdict, decide, ranked
@@ -28,8 +28,10 @@ __all__ = [
     "Verdict",
     "choose",
     "decide",
+    "estimate",
     "fit_judge",
     "judge_config",
+    "judge_directory",
     "load_judge",
     "load_record",
     "of_runs",

@@ -155,6 +155,19 @@ def choose(
     return Selection(written, chosen.policy(), out)
 
 
+def estimate(policy: Path, judge: Judge, dataset: Dataset, *, out: Path | None = None) -> float:
+    """What a judge expects of one policy, under the same protocol; a later selection that is kept
+    in `out` does not judge it again."""
+    trial = Trial.of(
+        judge.fitted.world,
+        judge.threshold,
+        DataRecord.of(dataset),
+        dataset.task,
+        seed=judge.seed,
+    )
+    return _Court(trial, judge, out, ()).judge(Candidate(policy.stem, policy)).estimate
+
+
 def _objections(judge: Judge, record: DataRecord, task: Task) -> list[str]:
     """Why a judge has no vote whatever it says."""
     found = []

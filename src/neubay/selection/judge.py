@@ -97,11 +97,17 @@ def fit_judge(
     """
     resampled = Resampled.draw(dataset, seed)
     smaller = judge_config(config, resampled)
-    directory = world.world_directory(resampled, smaller, _SEED + seed)
+    directory = judge_directory(dataset, config, seed)
     fitted = world.fit(
         resampled, smaller, _SEED + seed, directory=directory, progress=progress, tell=tell
     )
     return Judge(fitted, seed, directory, usual_zeta(dataset))
+
+
+def judge_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:
+    """Where that judge is, or will be."""
+    resampled = Resampled.draw(dataset, seed)
+    return world.world_directory(resampled, judge_config(config, resampled), _SEED + seed)
 
 
 def usual_zeta(dataset: Dataset) -> float | None:

@@ -11,6 +11,8 @@ An ablation varies one choice around the setting it is given, its *main* arm:
 | memory | the Markov agent, with each kappa that the paper chose from |
 | critic | SAC instead of REDQ, with zeta 1 and 0.9 |
 | layernorm | a world without LayerNorm |
+| kappa | the weight of real rows, from the grid of the data's benchmark |
+| eta_phi | the encoder's learning rate, from the grid of the data's benchmark |
 
 An arm equal to the main setting is left out. All ablations of a setting have the same main arm, and
 in one folder they share its runs. Runs that need the same world find it in the cache.
@@ -36,8 +38,8 @@ PENALTIES = (0.04, 0.2, 1.0, 5.0)
 LONG_HORIZON, HORIZON_OF_SHORT_EPISODES = 256, 32
 SHORT_HORIZONS = (10, 3)
 SAC_ZETAS = (1.0, 0.9)
-KAPPAS = (0.05, 0.5, 0.8)
-"""For data that is not the paper's: those of its largest benchmark."""
+LARGEST: published.BenchmarkName = "d4rl_locomotion"
+"""The paper's largest benchmark, whose grids hold for data that is not the paper's."""
 MAIN = "main"
 
 
@@ -85,15 +87,21 @@ def plan(
     ]
 
 
+def shares_pool(main: TrainConfig, smaller: TrainConfig) -> bool:
+    """The world of a run is the best few of the main run's pool."""
+    members = smaller.world.members
+    same_pool = main.world.model_copy(update={"members": members}) == smaller.world
+    return same_pool and members < main.world.members and main.seed == smaller.seed
+
+
 def share_pool(dataset: Dataset, main: TrainConfig, smaller: TrainConfig) -> None:
     """Make the world of a run from the main run's, where it is the best few of the same pool.
 
     Training anew would give the very same members. Nothing happens where worlds differ in more.
     """
-    members = smaller.world.members
-    same_pool = main.world.model_copy(update={"members": members}) == smaller.world
-    if not same_pool or members >= main.world.members or main.seed != smaller.seed:
+    if not shares_pool(main, smaller):
         return
+    members = smaller.world.members
     source, target = (
         world.world_directory(dataset, config.world, config.seed) for config in (main, smaller)
     )
@@ -134,10 +142,24 @@ def _memory(config: TrainConfig, task: Task) -> Changes:
 
 def _kappas(task: Task) -> tuple[float, ...]:
     """What the paper chose kappa from, for the benchmark that the task belongs to."""
+    return _benchmark(task).kappa_grid
+
+
+def _benchmark(task: Task) -> published.PaperBenchmark:
     for dataset in published.datasets().values():
         if dataset.task == task.name:
-            return published.benchmarks()[dataset.benchmark].kappa_grid
-    return KAPPAS
+            return published.benchmarks()[dataset.benchmark]
+    return published.benchmarks()[LARGEST]
+
+
+def _kappa(config: TrainConfig, task: Task) -> Changes:
+    for kappa in _benchmark(task).kappa_grid:
+        yield f"kappa-{kappa:g}", {"agent": {"kappa": kappa}}
+
+
+def _eta_phi(config: TrainConfig, task: Task) -> Changes:
+    for rate in _benchmark(task).eta_phi_grid:
+        yield f"eta_phi-{rate:g}", {"agent": {"encoder_lr": rate}}
 
 
 def _critic(config: TrainConfig, task: Task) -> Changes:
@@ -164,4 +186,6 @@ _GRIDS: dict[Over, Callable[[TrainConfig, Task], Changes]] = {
     "memory": _memory,
     "critic": _critic,
     "layernorm": _layernorm,
+    "kappa": _kappa,
+    "eta_phi": _eta_phi,
 }

@@ -1,0 +1,83 @@
+"""Runs side by side, for the commands that know beforehand which runs they want."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neubay.commands.sweep_display import run_lines
+from neubay.commands.text import Console
+from neubay.config import TrainConfig
+from neubay.runs.messages import duration
+
+if TYPE_CHECKING:
+    from neubay.sweeps.plan import Plan
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run."""
+
+    config: TrainConfig
+    directory: Path
+    about: dict[str, Any]
+    """More for its run.json."""
+    before: TrainConfig | None = None
+    """A run whose world this one's is made of."""
+    prepare: Callable[[], None] | None = None
+    """Makes it of that."""
+
+
+def run_side_by_side(
+    console: Console,
+    plan: "Plan",
+    wanted: Sequence[Wanted],
+    engine: Any,
+    *,
+    jobs: int | None = None,
+    address: str | None = None,
+) -> int:
+    """Do all that is not finished; how many runs failed."""
+    from neubay.runs import rundir
+    from neubay.sweeps.dispatch import Dispatch
+    from neubay.sweeps.jobs import Job, Outcome
+    from neubay.sweeps.loop import run_all
+    from neubay.sweeps.sweep import make_engine
+
+    plan.begin()
+    to_do = [each for each in wanted if not rundir.is_finished(each.directory)]
+    for each in wanted:
+        if each not in to_do:
+            console.print(f"{each.directory}: finished before", markup=False, soft_wrap=True)
+    if not to_do:
+        return 0
+    most = min(jobs or len(to_do), len(to_do))
+    dispatch = Dispatch(make_engine(engine, plan, jobs=_at_most(most, jobs), address=address))
+    names: dict[str, str] = {}
+    for each in to_do:
+        job = plan.job(each.config, each.directory, **each.about)
+        names[job.directory] = str(each.directory)
+        dispatch.add(job, plan.needs(each.before or each.config), each.prepare)
+    failed = 0
+    with run_lines(console, names) as show:
+
+        def done(job: Job, outcome: Outcome) -> None:
+            nonlocal failed
+            failed += outcome.state != "finished"
+            problem = f": {outcome.problem}" if outcome.problem else ""
+            show(job.directory, f"{outcome.state}, {duration(outcome.seconds)}{problem}")
+
+        def look() -> None:
+            for job in dispatch.begun:
+                show(job.directory, "running")
+            dispatch.begun.clear()
+
+        run_all(dispatch, done, look)
+    return failed
+
+
+def _at_most(runs: int, jobs: int | None) -> int:
+    """Workers: as many as were asked for, or as there are cores, and no more than runs."""
+    from neubay.sweeps.cores import available
+
+    return min(runs, jobs or len(available()))

@@ -1,0 +1,19 @@
+"""Many runs: a search space becomes run directories, and an engine runs them.
+
+space.py      what is searched: ranges and lists of settings
+proposals.py  what is tried next, and what is ended early (Optuna)
+data.py       the dataset as a worker finds it: by name, or as arrays
+jobs.py       a run directory, or a world, as a worker gets it
+plan.py       what the runs share, and the jobs that they are
+cores.py      cores of one's own, before JAX is imported
+work.py       doing a job
+worker.py     a process that does one job after the other
+local.py      an engine of such processes; ray_engine.py: one of Ray tasks
+dispatch.py   jobs in front of an engine: worlds before the runs that need them
+record.py     sweep.json
+loop.py       ask, run, tell
+sweep.py      one call for all of it
+
+No scheduler: an engine takes jobs as long as it has room. A run resumes exactly from its directory,
+and that is the fault tolerance. Nothing is imported here: a worker claims its cores first.
+"""

@@ -1,0 +1,183 @@
+"""The dataset of a sweep, as its workers find it.
+
+A worker reads it by the name or path that the user gave, where that leads to the same data. Else
+the rows come as arrays: from the sweep's directory, for a dataset that was only in memory, or
+through Ray, where nodes share no files.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from neubay import data
+from neubay.data.dataset import Dataset
+from neubay.data.store import FIELDS
+from neubay.errors import ConfigError, DatasetError, NeubayError, RunError
+from neubay.runs.files import atomic, read_array
+from neubay.tape import Tape
+from neubay.tasks import ContinuousActions, DiscreteActions, Reference, Task, get_task, list_tasks
+from neubay.tasks.files import read_task
+
+Arrays = Mapping[str, np.ndarray]
+FOLDER = "data"
+"""In a sweep's directory: the rows of a dataset that has no file."""
+_PLAIN = (
+    *("name", "state_size", "horizon", "learns_termination", "reward_shift", "reward_only"),
+    *("split_by_timeouts_only", "world_skips_terminals", "world_skips_timeouts", "benchmark"),
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset is, and which one it is; plain values only."""
+
+    hash: str
+    name: str
+    source: str
+    published: str | None
+    task: dict[str, Any]
+    """How to make its task: by name, from the text of a task file, or from sizes."""
+    spec: str | None = None
+    """The name or the path that the user gave; none for one that was made in Python."""
+    wanted: str | None = None
+    """The task that the user named."""
+    bounds: tuple[Any, Any] | None = None
+    """Low and high of the actions, as the user gave them."""
+
+    @staticmethod
+    def of(
+        dataset: Dataset,
+        spec: str | None = None,
+        *,
+        wanted: str | None = None,
+        task_file: Path | None = None,
+        bounds: tuple[Any, Any] | None = None,
+    ) -> "Source":
+        """Describe a dataset; a task that no other process could make is refused."""
+        if spec is not None and Path(spec).exists():
+            spec = str(Path(spec).resolve())
+        return Source(
+            dataset.hash,
+            dataset.name,
+            dataset.source,
+            dataset.published,
+            _task_record(dataset.task, task_file),
+            spec,
+            wanted,
+            bounds,
+        )
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load(self, rows: Callable[[], Arrays] | None) -> Dataset:
+        """The dataset, read by its name or else made of `rows`."""
+        problem: NeubayError | None = None
+        if self.spec is not None:
+            task: Task | str | None = self.wanted
+            if "text" in self.task:
+                task = _task(self.task)
+            try:
+                found = data.load(
+                    self.spec, task, action_bounds=self.bounds, tell=lambda text: None
+                )
+                if found.hash == self.hash:
+                    return found
+                problem = DatasetError(
+                    f"{self.spec}: has hash {found.hash} here, and {self.hash} where the sweep was "
+                    "begun: other data under the same name"
+                )
+            except NeubayError as error:
+                problem = error
+        if rows is None:
+            raise problem or DatasetError(f"{self.name}: its rows are not here")
+        return self._of_rows(rows())
+
+    def _of_rows(self, rows: Arrays) -> Dataset:
+        tape = Tape(*(rows[name] for name in FIELDS))
+        dataset = Dataset(tape, _task(self.task), self.name, self.source, self.published)
+        if dataset.hash != self.hash:
+            raise DatasetError(
+                f"{self.name}: its rows arrived with hash {dataset.hash}, not {self.hash}: damaged"
+            )
+        return dataset
+
+
+def rows_of(dataset: Dataset) -> dict[str, np.ndarray]:
+    """The tape as plain arrays by name."""
+    return {name: np.asarray(getattr(dataset.tape, name)) for name in FIELDS}
+
+
+def keep(dataset: Dataset, directory: Path) -> None:
+    """Put the rows of a dataset into a sweep's directory, once."""
+    if (directory / FOLDER).is_dir():
+        return
+    with atomic(directory / FOLDER) as draft:
+        draft.mkdir()
+        for name, array in rows_of(dataset).items():
+            np.save(draft / f"{name}.npy", array, allow_pickle=False)
+
+
+def kept(directory: Path) -> dict[str, np.ndarray]:
+    """What `keep` wrote."""
+    try:
+        return {name: read_array(directory / FOLDER / f"{name}.npy") for name in FIELDS}
+    except RunError as error:
+        raise DatasetError(str(error)) from None
+
+
+# --- Tasks ---------------------------------------------------------------------------------------
+
+
+def _task_record(task: Task, task_file: Path | None) -> dict[str, Any]:
+    if task_file is not None:
+        try:
+            text = task_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{task_file}: cannot be read: {error}") from None
+        return {"text": text, "path": str(task_file.resolve())}
+    if any(task is known for known in list_tasks()):
+        return {"registered": task.name}
+    if task.make_env is not None or task.termination is not None:
+        raise ConfigError(
+            f"task '{task.name}': made in Python, so that other processes cannot make it; describe "
+            "it in a task file (--task-file; in Python: task_file=)"
+        )
+    actions = task.actions
+    bounds: Any = actions.n if isinstance(actions, DiscreteActions) else None
+    if isinstance(actions, ContinuousActions):
+        bounds = [actions.low.tolist(), actions.high.tolist()]
+    reference = None if task.reference is None else asdict(task.reference)
+    plain = {name: getattr(task, name) for name in _PLAIN}
+    return plain | {"actions": bounds, "reference": reference}
+
+
+def _task(record: dict[str, Any]) -> Task:
+    if "registered" in record:
+        return get_task(record["registered"])
+    if "text" in record:
+        return _task_of_file(Path(record["path"]), record["text"])
+    plain, actions = dict(record), record["actions"]
+    if record["reference"] is not None:
+        plain["reference"] = Reference(**record["reference"])
+    if isinstance(actions, int):
+        plain["actions"] = DiscreteActions(actions)
+    else:
+        plain["actions"] = ContinuousActions(np.array(actions[0]), np.array(actions[1]))
+    return Task(**plain)
+
+
+def _task_of_file(path: Path, text: str) -> Task:
+    """From the user's file where it is at hand, with what lies beside it; else from its text."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == text:
+            return read_task(path)
+    with TemporaryDirectory(prefix="neubay-task-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_text(text, encoding="utf-8")
+        return read_task(copy)

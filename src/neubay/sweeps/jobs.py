@@ -1,0 +1,209 @@
+"""What an engine is given: a world to train, or a run directory to run; and what comes back.
+
+A job is plain values, so that it can go through a pipe or to another machine. Doing one twice does
+no harm: a finished world or run is found, an interrupted one is resumed.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from neubay.config import Facts, TrainConfig, known, settle
+from neubay.errors import RunError
+from neubay.runs import rundir
+from neubay.runs.files import atomic, read_json
+from neubay.runs.locks import LOCK_FILE
+from neubay.runs.provenance import provenance
+from neubay.runs.tracking import read_json_lines
+from neubay.runs.values import is_number
+
+Metric = Literal["posterior", "score"]
+State = Literal["finished", "paused", "failed", "refused", "stopped", "lost"]
+"""How a job ended: done; done up to where it was to pause; cannot be done with these settings;
+cannot be done here and now (a full disk, other versions); stopped by a signal; its worker died as
+often as it is tried."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to do, in plain values."""
+
+    kind: Literal["run", "world", "judge"]
+    directory: str
+    """The run directory, or the directory of the world."""
+    cache: str
+    """Where worlds are kept and found."""
+    data: dict[str, Any]
+    """The dataset (`data.Source`)."""
+    config: dict[str, Any]
+    """All settings of a run; of a world those of its runs, seed included."""
+    home: str = ""
+    """The directory of the sweep."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """For run.json."""
+    select: dict[str, Any] | None = None
+    """How policies are judged at the end; none: they are not."""
+    judge: dict[str, Any] | None = None
+    """The settings of the world whose judge judges; none: the run's own."""
+    metric: Metric | None = None
+    until: int | None = None
+    """Pause at the first evaluation at this gradient step or later."""
+    worlds: tuple[str, ...] = ()
+    """Directories of the worlds that a run needs."""
+    world: str | None = None
+    """A world directory that the user gave."""
+    tensorboard: bool = False
+    wandb: str | None = None
+    checkpoint_seconds: float = 30.0
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of what decides the numbers, where the sweep was begun."""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def read(text: str) -> "Job":
+        values = json.loads(text)
+        return Job(**values | {"worlds": tuple(values["worlds"])})
+
+    @property
+    def name(self) -> str:
+        return Path(self.directory).name
+
+    def at(self, directory: Path, cache: Path) -> "Job":
+        """The same job in another place."""
+        there = [str(cache / "worlds" / Path(each).name) for each in self.worlds]
+        return replace(self, directory=str(directory), cache=str(cache), worlds=tuple(there))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job."""
+
+    state: State
+    value: float | None = None
+    """The metric, where it was asked for."""
+    problem: str = ""
+    """What went wrong, for the user."""
+    seconds: float = 0.0
+    where: str = ""
+    """The machine and the process that did it."""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def read(text: str) -> "Outcome":
+        return Outcome(**json.loads(text))
+
+
+VERSIONS = ("neubay", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "python")
+"""What must be the same wherever the runs of a sweep are, or they could not be compared."""
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the numbers, here."""
+    return {name: version for name, version in provenance().items() if name in VERSIONS}
+
+
+class Engine(Protocol):
+    """Does jobs on some workers. It takes jobs as long as it has room, and decides no order."""
+
+    @property
+    def room(self) -> int:
+        """How many more jobs can be begun now."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """How many jobs are done at once."""
+        ...
+
+    def submit(self, job: Job) -> int:
+        """Begin a job; its number."""
+        ...
+
+    def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
+        """The jobs that ended, within so many seconds."""
+        ...
+
+    def stop(self) -> None:
+        """Let all workers save what they do, and end them."""
+        ...
+
+
+# --- The value of a run --------------------------------------------------------------------------
+
+
+def value_of(directory: Path, metric: Metric) -> float | None:
+    """What a finished run is worth: its score (its return where no score is known), or the judge's
+    estimate of the best policy that it kept, its clone of the data left out."""
+    if metric == "score":
+        summary = read_json(directory / rundir.SUMMARY_FILE)
+        return _number(summary.get("score"), summary.get("return_mean"))
+    selected = read_json(directory / rundir.SELECTION / rundir.SELECTION_FILE)
+    candidates = selected.get("candidates")
+    if not isinstance(candidates, list) or not all(isinstance(each, dict) for each in candidates):
+        raise RunError(f"{directory}: its selection is damaged")
+    own = [each for each in candidates if not each.get("is_clone")] or candidates
+    estimates = (_number(each.get("estimate")) for each in own)
+    return max((value for value in estimates if value is not None), default=None)
+
+
+def score_at(directory: Path, step: int) -> float | None:
+    """The score, or the return, of the first evaluation at a step or later."""
+    for row in read_json_lines(directory / rundir.METRICS_FILE):
+        if row.get("kind") == "evaluation" and row["step"] >= step:
+            return _number(row.get("score"), row.get("return_mean"))
+    return None
+
+
+def policy_at(directory: Path, step: int) -> Path | None:
+    """The policy that was kept at that evaluation."""
+    kept = sorted((directory / rundir.POLICIES).glob("[0-9]*.npz"))
+    return next((path for path in kept if int(path.stem) >= step), None)
+
+
+def rungs(config: TrainConfig, facts: Facts, evaluations: Iterable[int]) -> list[int]:
+    """Gradient steps of evaluations by their number, 1 for the first."""
+    steps = known(settle(config, facts).agent.steps)
+    every = max(steps // config.evaluation.evaluations, 1)
+    return [number * every for number in evaluations]
+
+
+def _number(*values: Any) -> float | None:
+    for value in values:
+        if is_number(value) and math.isfinite(value):
+            return float(value)
+    return None
+
+
+# --- Files that travel ---------------------------------------------------------------------------
+
+
+def packed(directory: Path) -> dict[str, np.ndarray]:
+    """Every file below a directory but its lock, as arrays of bytes."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and not hidden and name.name != LOCK_FILE:
+            found[name.as_posix()] = np.frombuffer(path.read_bytes(), np.uint8)
+    return found
+
+
+def unpack(files: Mapping[str, np.ndarray], directory: Path) -> None:
+    """Make a directory of what `packed` gave, in the place of what is there."""
+    with atomic(directory) as draft:
+        draft.mkdir()
+        for name, content in files.items():
+            path = draft / name
+            if not path.resolve().is_relative_to(draft.resolve()):
+                raise RunError(f"{name}: not the name of a file in {directory}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.tobytes())

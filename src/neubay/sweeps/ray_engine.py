@@ -1,0 +1,264 @@
+"""The engine of a Ray cluster, or of a Ray that is started here: a job is a task of one core.
+
+Ray runs a task again whose worker or node died, and the run resumes from its directory. Where a
+node does not see that directory, rows of the data, worlds and runs go there and come back through
+the object store, as arrays.
+"""
+
+import hashlib
+import importlib
+import os
+import platform
+import socket
+import tempfile
+import time
+import uuid
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neubay.errors import ConfigError, SweepError
+from neubay.runs import rundir
+from neubay.runs.files import atomic
+from neubay.runs.signals import GRACE
+from neubay.sweeps import cores
+from neubay.sweeps.data import rows_of
+from neubay.sweeps.jobs import Job, Outcome, packed, unpack
+from neubay.sweeps.plan import Plan
+
+RETRIES = 3
+"""How often a task is run again whose worker or node died."""
+STORE = 200_000_000
+"""Bytes of the object store of a Ray that is started here: little goes through it."""
+TOKEN = ".engine"
+"""In the folder of the runs: a word that tells a worker whether it sees the same folder."""
+UNSEEN = "unseen"
+"""The answer of a node that does not see our files, and was not given what it needs of them."""
+NEEDS = '--engine ray needs Ray: pip install "neubay[sweep]"'
+Files = Mapping[str, np.ndarray]
+
+
+class Ray:
+    """Does jobs as Ray tasks.
+
+    Args:
+        jobs: tasks at once; by default one for every core of the cluster.
+        address: of a cluster, such as 10.0.0.1:6379; none starts Ray here.
+        shared: whether nodes see this machine's files; each node finds out, unless it is told not
+            to look.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        jobs: int | None = None,
+        address: str | None = None,
+        shared: bool = True,
+    ) -> None:
+        self._ray = ray = needed()
+        self._plan, self._most = plan, jobs
+        self._shared, self._forced = shared, not shared
+        _connect(ray, address, jobs)
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        self._token = uuid.uuid4().hex
+        with atomic(plan.directory / TOKEN) as draft:
+            draft.write_text(self._token, encoding="utf-8")
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_task)
+        self._running: dict[Any, tuple[int, Job]] = {}
+        self._submitted = 0
+        self._rows: Any = None
+        self._worlds: dict[str, Any] = {}
+
+    @property
+    def workers(self) -> int:
+        resources = self._ray.cluster_resources()
+        found = max(int(resources.get("GPU") or resources.get("CPU", 1)), 1)
+        return found if self._most is None else min(found, self._most)
+
+    @property
+    def room(self) -> int:
+        return self.workers - len(self._running)
+
+    def submit(self, job: Job) -> int:
+        ticket, self._submitted = self._submitted, self._submitted + 1
+        self._send(ticket, job)
+        return ticket
+
+    def _send(self, ticket: int, job: Job) -> None:
+        reference = self._task.remote(job.text(), self._parcel(job))
+        self._running[reference] = ticket, job
+
+    def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
+        if not self._running:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
+        if ready:
+            everything = len(self._running)
+            ready, _ = self._ray.wait(list(self._running), num_returns=everything, timeout=0)
+        return [ended for reference in ready if (ended := self._ended(reference)) is not None]
+
+    def stop(self) -> None:
+        """Tasks are asked to save and end; a Ray that was started here ends too."""
+        for reference in self._running:
+            self._ray.cancel(reference)
+        if self._running:
+            everything = list(self._running)
+            self._ray.wait(everything, num_returns=len(everything), timeout=GRACE)
+        self._running.clear()
+        self._ray.shutdown()
+
+    def _parcel(self, job: Job) -> dict[str, Any]:
+        """What a node needs. Where some node does not see our files, also references to all that it
+        needs of them, which are fetched if need be, once for all workers of a node."""
+        identity = f"{platform.node()} {job.home} {self._plan.dataset.hash}"
+        parcel: dict[str, Any] = {
+            "token": "" if self._forced else self._token,
+            "name": hashlib.sha256(identity.encode()).hexdigest()[:16],
+        }
+        if self._shared:
+            return parcel
+        if self._rows is None:
+            self._rows = self._ray.put(rows_of(self._plan.dataset))
+        for where in job.worlds:
+            if where not in self._worlds and (files := packed(Path(where))):
+                self._worlds[where] = self._ray.put(files)
+        begun, directory = None, Path(job.directory)
+        if job.kind == "run" and rundir.is_run(directory):
+            begun = rundir.look(directory).step, self._ray.put(packed(directory))
+        worlds = {where: self._worlds[where] for where in job.worlds if where in self._worlds}
+        return parcel | {"rows": self._rows, "worlds": worlds, "begun": begun}
+
+    def _ended(self, reference: Any) -> tuple[int, Outcome] | None:
+        ticket, job = self._running.pop(reference)
+        errors = self._ray.exceptions
+        try:
+            text, files = self._ray.get(reference)
+        except errors.TaskCancelledError:
+            return ticket, Outcome("stopped")
+        except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError) as error:
+            times = f"its worker died {RETRIES + 1} times"
+            return ticket, Outcome("lost", problem=f"{job.name}: {times} ({_first_line(error)})")
+        except errors.RayError as error:
+            return ticket, Outcome("refused", problem=_explained(error))
+        if text == UNSEEN:
+            self._shared = False
+            self._send(ticket, job)
+            return None
+        if files is not None:
+            unpack(files, Path(job.directory))
+        return ticket, Outcome.read(text)
+
+
+def needed() -> Any:
+    """The package Ray, which is told to phone nobody."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else anything else comes first
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise ConfigError(NEEDS) from None
+
+
+def _connect(ray: Any, address: str | None, jobs: int | None) -> None:
+    if ray.is_initialized():
+        return
+    with warnings.catch_warnings():
+        # Ray forks to start its processes, which only call exec; JAX warns of any fork.
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        _initialise(ray, address, jobs)
+
+
+def _initialise(ray: Any, address: str | None, jobs: int | None) -> None:
+    quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "ERROR"}
+    try:
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=jobs or len(cores.available()),
+                include_dashboard=False,
+                object_store_memory=STORE,
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+        else:
+            _check_reachable(address)
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        where = "Ray cannot be started here" if address is None else f"--address {address}"
+        raise SweepError(f"{where}: {_first_line(error)}") from None
+
+
+def _check_reachable(address: str) -> None:
+    """Ask before Ray does, which waits long."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        raise SweepError(f"--address {address}: write HOST:PORT of the head node, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise SweepError(
+            f"--address {address}: no Ray answers there ({error.strerror or error}). Start one "
+            f"with 'ray start --head --port {port}', or leave --address out to start Ray here; the "
+            "same command then resumes the sweep"
+        ) from None
+
+
+def _explained(error: Exception) -> str:
+    text = _first_line(error)
+    if "No module named" in str(error):
+        return f"a node cannot run neubay: {text}. Install the same on every node"
+    return f"Ray: {text}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+# --- On a node -----------------------------------------------------------------------------------
+
+_pinned: list[int] = []
+
+
+def _task(text: str, parcel: dict[str, Any]) -> tuple[str, Files | None]:
+    """Do a job; the files that it made, where they are not seen from where the sweep is."""
+    if not _pinned:
+        _pinned.extend(cores.claim(1))
+    from neubay.sweeps.work import do
+
+    job = Job.read(text)
+    if _sees(Path(job.home), parcel["token"]):
+        return do(job).text(), None
+    if "rows" not in parcel:
+        return UNSEEN, None
+    ray = needed()
+    node = ray.get_runtime_context().get_node_id()
+    scratch = Path(tempfile.gettempdir()) / f"neubay-sweep-{parcel['name']}" / node[:12]
+    worlds = scratch / "cache" / "worlds"
+    for where, reference in parcel["worlds"].items():
+        if not (worlds / Path(where).name).is_dir():
+            unpack(ray.get(reference), worlds / Path(where).name)
+    place = (scratch / "runs" if job.kind == "run" else worlds) / job.name
+    if parcel["begun"] is not None:
+        step, reference = parcel["begun"]
+        if not rundir.is_run(place) or rundir.look(place).step < step:
+            unpack(ray.get(reference), place)
+    outcome = do(job.at(place, scratch / "cache"), lambda: ray.get(parcel["rows"]))
+    return outcome.text(), packed(place)
+
+
+def _sees(home: Path, token: str) -> bool:
+    """This node sees the folder of the runs."""
+    try:
+        return bool(token) and (home / TOKEN).read_text(encoding="utf-8") == token
+    except OSError:
+        return False

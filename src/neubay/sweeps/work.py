@@ -1,0 +1,168 @@
+"""Doing a job: the only file here that trains. Whoever imports it has claimed its cores before."""
+
+import contextlib
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from neubay import experiment, selection, world
+from neubay.config import SelectionConfig, TrainConfig, WorldConfig, validated
+from neubay.data.dataset import Dataset
+from neubay.data.files import CACHE_VARIABLE
+from neubay.errors import ConfigError, NeubayError, RunError, TrainingError, reason
+from neubay.runs import rundir, tracking
+from neubay.runs.locks import locked
+from neubay.runs.signals import Stopped, deferred_signals, stop_if_signalled
+from neubay.sweeps.data import Arrays, Source, kept
+from neubay.sweeps.jobs import Job, Outcome, State, policy_at, score_at, value_of, versions
+
+_datasets: dict[str, Dataset] = {}  # the last one, by what describes it
+Rows = Callable[[], Arrays]
+
+
+def do(job: Job, rows: Rows | None = None) -> Outcome:
+    """Do a job, whatever was done of it before; nothing is raised.
+
+    Args:
+        rows: gives the rows of the dataset, where it cannot be read by its name.
+    """
+    begun, where = time.monotonic(), f"{platform.node()}, process {os.getpid()}"
+
+    def ended(state: State, problem: str = "", value: float | None = None) -> Outcome:
+        return Outcome(state, value, problem, time.monotonic() - begun, where)
+
+    try:
+        with deferred_signals():
+            _check_versions(job)
+            os.environ[CACHE_VARIABLE] = job.cache
+            dataset = _dataset(job, rows)
+            stop_if_signalled()
+            state, value = _WAYS[job.kind](job, dataset)
+            return ended(state, value=value)
+    except KeyboardInterrupt:
+        return ended("stopped")
+    except (TrainingError, ConfigError) as error:
+        return ended("failed", str(error))
+    except NeubayError as error:
+        return ended("refused", f"{platform.node()}: {error}")
+    except OSError as error:
+        path = f"{error.filename}: " if error.filename else ""
+        return ended("refused", f"{platform.node()}: {path}{reason(error)}")
+    except Exception as error:  # these settings break something; others may not
+        traceback.print_exc()
+        return ended("failed", f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def _check_versions(job: Job) -> None:
+    ours = versions()
+    differing = [
+        f"{name} {ours.get(name, 'none')} instead of {wanted}"
+        for name, wanted in job.versions.items()
+        if ours.get(name) != wanted
+    ]
+    if differing:
+        raise RunError(
+            f"other versions than where the sweep was begun: {', '.join(differing)}. Install the "
+            "same on every node; the same command then resumes the sweep"
+        )
+
+
+def _dataset(job: Job, rows: Rows | None) -> Dataset:
+    source = Source(**job.data)
+    if source.hash not in _datasets:
+        if rows is None and source.spec is None:
+            rows = lambda: kept(Path(job.home))  # noqa: E731
+        dataset = source.load(rows)
+        _datasets.clear()
+        _datasets[source.hash] = dataset
+    return _datasets[source.hash]
+
+
+# --- The kinds of jobs ---------------------------------------------------------------------------
+
+Ended = tuple[State, float | None]
+
+
+def _world(job: Job, dataset: Dataset) -> Ended:
+    config = validated(TrainConfig, job.config)
+    world.fit(dataset, config.world, config.seed, directory=Path(job.directory), tell=_say)
+    return "finished", None
+
+
+def _judge(job: Job, dataset: Dataset) -> Ended:
+    assert job.select is not None and job.judge is not None
+    settings = validated(SelectionConfig, job.select)
+    config = validated(WorldConfig, job.judge)
+    selection.fit_judge(dataset, config, seed=settings.judge_seed, tell=_say)
+    return "finished", None
+
+
+def _run(job: Job, dataset: Dataset) -> Ended:
+    directory = Path(job.directory)
+    with locked(directory, waiting=_say):  # a worker whose sweep was killed may still be saving
+        pass
+    if job.until is not None and _is_at(directory, job.until):
+        return "paused", _value_on_the_way(job, dataset)
+    trackers = []
+    if job.tensorboard:
+        trackers.append(tracking.tensorboard(directory / "tensorboard"))
+    if job.wandb is not None:
+        trackers.append(tracking.wandb(job.wandb, directory.name, job.config, directory))
+    try:
+        experiment.run(
+            dataset,
+            validated(TrainConfig, job.config),
+            directory,
+            fitted=None if job.world is None else world.load(Path(job.world), dataset),
+            about=job.about,
+            select=None if job.select is None else validated(SelectionConfig, job.select),
+            judged_as=None if job.judge is None else validated(WorldConfig, job.judge),
+            trackers=tuple(trackers),
+            checkpoint_seconds=job.checkpoint_seconds,
+            until=job.until,
+            tell=_say,
+        )
+    except Stopped:
+        if job.until is None or not _is_at(directory, job.until):
+            raise
+        return "paused", _value_on_the_way(job, dataset)
+    return "finished", None if job.metric is None else value_of(directory, job.metric)
+
+
+def _is_at(directory: Path, step: int) -> bool:
+    """An unfinished run has come so far, and saved it."""
+    return rundir.is_run(directory) and rundir.look(directory).step >= step
+
+
+def _value_on_the_way(job: Job, dataset: Dataset) -> float | None:
+    """The metric at the evaluation where the run paused."""
+    directory, step = Path(job.directory), job.until or 0
+    if job.metric == "score":
+        return score_at(directory, step)
+    assert job.select is not None
+    policy = policy_at(directory, step)
+    if policy is None:
+        raise RunError(
+            f"{directory}: has no policy of step {step} or later; remove it to begin anew"
+        )
+    config = validated(TrainConfig, job.config).world
+    judged_as = config if job.judge is None else validated(WorldConfig, job.judge)
+    settings = validated(SelectionConfig, job.select)
+    judge = selection.fit_judge(dataset, judged_as, seed=settings.judge_seed, tell=_say)
+    return selection.estimate(policy, judge, dataset, out=directory / rundir.SELECTION)
+
+
+_WAYS: dict[str, Callable[[Job, Dataset], Ended]] = {
+    "world": _world,
+    "judge": _judge,
+    "run": _run,
+}
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -9,9 +9,11 @@ import tyro
 
 from neubay.commands.text import say
 from neubay.errors import NeubayError
+from neubay.runs import sweepdir
 
 if TYPE_CHECKING:
     from neubay.report.parts.document import Picture
+    from neubay.report.runs.page import Report
     from neubay.report.runs.records import RunRecord
     from neubay.report.runs.reel import Reel
 
@@ -38,8 +40,8 @@ def report(
     as Markdown, CSV and LaTeX. One run is shown in full, several are compared.
 
     Args:
-        runs: Run directories, finished or not, folders of them, or JSON files of `neubay analyze
-            runs --out`; of several, those that are damaged are left out, with a warning.
+        runs: Run directories, finished or not, folders of them, a sweep, or JSON files of `neubay
+            analyze runs --out`; of several, those that are damaged are left out, with a warning.
         paper: Print the paper's own tables instead: locomotion, neorl, adroit, antmaze, ablations,
             costs or neorl2.
         out: Where to write; by default report for runs, and nowhere for the paper's tables.
@@ -57,17 +59,40 @@ def report(
             say("\n".join(map(tables.markdown, shown.grids)).rstrip("\n"))
             return
     else:
+        if len(runs) == 1 and sweepdir.is_sweep(runs[0]):
+            shown = _sweep(runs[0])
+            return _written(shown, out)
         found, left_out = read_runs(runs)
         if len(found) == 1:
             reel, maze = _episode(found[0], task_file) if film else (None, None)
             shown = page.one_run(found[0], reel=reel, maze=maze, left_out=left_out)
         else:
             shown = page.many_runs(found, left_out=left_out)
-    folder = out or Path("report")
-    paths = shown.save(folder)
+    _written(shown, out)
+
+
+def _written(shown: "Report", out: Path | None) -> None:
+    from neubay.report.parts import tables
+
+    paths = shown.save(out or Path("report"))
     for grid in shown.grids:
         say(tables.markdown(grid))
     say(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
+
+
+def _sweep(directory: Path) -> "Report":
+    """The page of a sweep, with the runs that can be read."""
+    from neubay.errors import damage_reported
+    from neubay.report.runs import page
+
+    record, found, left_out = sweepdir.read(directory), list["RunRecord"](), list[str]()
+    if any((directory / name).is_dir() for trial in record.trials for name in trial.runs):
+        try:
+            found, left_out = read_runs([directory])
+        except NeubayError as error:  # none can be read: the trials are shown all the same
+            left_out = [str(error)]
+    with damage_reported(directory / sweepdir.FILE):
+        return page.sweep(record, found, left_out=left_out)
 
 
 def read_runs(places: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:

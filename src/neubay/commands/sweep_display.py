@@ -12,8 +12,8 @@ from neubay.commands.text import Console, escape
 from neubay.runs.messages import duration
 
 if TYPE_CHECKING:
+    from neubay.runs.sweepdir import Record, Trial
     from neubay.sweeps.dispatch import Dispatch
-    from neubay.sweeps.record import Record, Trial
     from neubay.sweeps.sweep import Request, Sweep
 
 ROWS = 20

@@ -10,7 +10,6 @@ work.py       doing a job
 worker.py     a process that does one job after the other
 local.py      an engine of such processes; ray_engine.py: one of Ray tasks
 dispatch.py   jobs in front of an engine: worlds before the runs that need them
-record.py     sweep.json
 loop.py       ask, run, tell
 sweep.py      one call for all of it
 

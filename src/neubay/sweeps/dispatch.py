@@ -49,7 +49,7 @@ class Dispatch:
     def hungry(self) -> bool:
         """There is room for more than what waits."""
         self._hand_over()
-        return self.engine.room > 0 and not any(self._ready(each) for each in self._waiting)
+        return len(self._waiting) < self.engine.room
 
     @property
     def idle(self) -> bool:
@@ -106,11 +106,6 @@ class Dispatch:
         if rundir.is_finished(Path(waiting.job.directory)):
             return []
         return [need for need in waiting.needs if not world.is_whole(Path(need.directory))]
-
-    def _ready(self, waiting: _Waiting) -> bool:
-        """It waits for room, or for a world that nobody trains yet."""
-        missing = self._missing(waiting)
-        return not missing or bool(_names(missing) - self._in_training)
 
 
 def _names(jobs: Sequence[Job]) -> set[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from neubay import world
 from neubay.config import known, settle, updated
 from neubay.runs import rundir
+from neubay.runs import sweepdir as record
 from neubay.runs.rundir import Run
 from neubay.runs.values import is_number
-from neubay.sweeps import record
 from neubay.sweeps.sweep import Request
 
 

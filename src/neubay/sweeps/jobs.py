@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -111,6 +111,7 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in provenance().items() if name in VERSIONS}
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Does jobs on some workers. It takes jobs as long as it has room, and decides no order."""
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from neubay.config import TrainConfig, updated
 from neubay.errors import ConfigError, RunError, SweepError
 from neubay.runs.signals import deferred_signals, stop_if_signalled
+from neubay.runs.sweepdir import Record, Trial, left_over
 from neubay.sweeps.dispatch import Dispatch
 from neubay.sweeps.jobs import Job, Outcome, rungs
 from neubay.sweeps.plan import Plan
 from neubay.sweeps.proposals import REDUCTION, Proposals
-from neubay.sweeps.record import Record, Trial, left_over
 from neubay.sweeps.space import nested
 
 POLL = 0.5
@@ -69,7 +69,8 @@ class Loop:
                 for trial in left_over(self.record.trials):
                     trial.state = "waiting"
                     self._begin(trial)
-                while self._advance():
+                while self._active or len(self.record.trials) < self.trials:
+                    self._advance()
                     self.show(self.record, self.dispatch)
                     stop_if_signalled()
             except SweepError as error:
@@ -80,8 +81,8 @@ class Loop:
                 with contextlib.suppress(RunError):  # a full disk, of which more is known above
                     self._interrupted()
 
-    def _advance(self) -> bool:
-        """One look at the engine; false when all is done."""
+    def _advance(self) -> None:
+        """Propose what there is room for, and one look at the engine."""
         while len(self.record.trials) < self.trials and self.dispatch.hungry:
             self._propose()
         for job, outcome in self.dispatch.wait(POLL):
@@ -93,7 +94,6 @@ class Loop:
                 if active.trial.state == "waiting" and begun & active.jobs.keys():
                     active.trial.state = "running"
             self._save()
-        return bool(self._active) or len(self.record.trials) < self.trials
 
     def _propose(self) -> None:
         number, settings = self.proposals.ask()
@@ -172,8 +172,9 @@ class Loop:
         if active is not None:
             self.dispatch.drop(set(active.jobs))
         self.proposals.tell(trial.number, value, state)
-        for twin in [twin for twin in self._twins if twin.settings == trial.settings]:
-            self._twins.remove(twin)
+        twins = [twin for twin in self._twins if twin.settings == trial.settings]
+        self._twins = [twin for twin in self._twins if twin not in twins]
+        for twin in twins:
             self._end(twin, state, value, problem)
         ended = [each for each in self.record.trials if each.ended]
         if len(ended) >= FIRST_FAILURES and all(each.state == "failed" for each in ended):

@@ -11,8 +11,9 @@ from neubay.config import Preset, SelectionConfig, TrainConfig, default_preset, 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, RunError
 from neubay.runs import rundir
+from neubay.runs import sweepdir as records
 from neubay.runs.locks import LOCK_FILE, locked
-from neubay.sweeps import record as records
+from neubay.runs.sweepdir import Record, Trial
 from neubay.sweeps.data import FOLDER, Source
 from neubay.sweeps.dispatch import Dispatch
 from neubay.sweeps.jobs import Engine, Metric
@@ -20,7 +21,6 @@ from neubay.sweeps.local import Local
 from neubay.sweeps.loop import Loop, Show, climbs
 from neubay.sweeps.plan import Plan
 from neubay.sweeps.proposals import Proposals, Sampler, needed
-from neubay.sweeps.record import Record, Trial
 from neubay.sweeps.space import Space, parse, points
 from neubay.tasks import published_settings
 from neubay.tasks.files import read_task
@@ -213,6 +213,9 @@ def run(
             seed=request.proposal_seed,
             first_rung=climbs(request.config)[0] if request.prune else 1,
         )
+        trials = max(request.trials, len(record.trials))
+        if len(record.trials) == trials and all(trial.ended for trial in record.trials):
+            return Sweep(directory, record)
         loop = Loop(
             request.plan,
             request.config,
@@ -220,7 +223,7 @@ def run(
             record,
             proposals,
             Dispatch(engine()),
-            trials=max(request.trials, len(record.trials)),
+            trials=trials,
             climbs=climbs(request.config) if request.prune else (),
             show=show,
         )

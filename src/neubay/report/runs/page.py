@@ -13,12 +13,13 @@ from neubay.report.parts import tables
 from neubay.report.parts.document import Picture, render
 from neubay.report.parts.numbers import duration, number
 from neubay.report.parts.tables import Grid
-from neubay.report.runs import figures, findings, sweeps
+from neubay.report.runs import figures, findings, sweeps, trials
 from neubay.report.runs.groups import Data, Group, arrange, labels, show
 from neubay.report.runs.records import RunRecord, newest
 from neubay.report.runs.reel import Reel
 from neubay.report.runs.verdicts import candidate_grid
 from neubay.runs.files import PARTIAL
+from neubay.runs.sweepdir import Record
 
 Styles = Mapping[str, figures.LineStyle]
 
@@ -382,6 +383,52 @@ def _folded(run: RunRecord, group: Group, styles: Styles) -> dict[str, Any]:
     )
     extra = {"headline": headline, "notices": findings.findings(run), "pictures": pictures}
     return _view(run) | extra
+
+
+# --- A sweep -------------------------------------------------------------------------------------
+
+MOST_RUNS = 10
+"""Runs of a sweep that are shown folded away: those of its best trials."""
+
+
+def sweep(record: Record, runs: Sequence[RunRecord], *, left_out: Sequence[str] = ()) -> Report:
+    """The page of a sweep: what each setting did to the value, all trials, the best runs. `runs`
+    are those that can be read."""
+    grid = trials.trial_grid(record)
+    pictures = []
+    if (figure := trials.value_figure(record)) is not None:
+        caption = "The value over each setting that was searched; the line is the best."
+        pictures.append(Picture("settings", figure, caption, wide=True))
+    by_name = {run.name: run for run in runs}
+    ordered = [name for trial in trials.best_first(record.trials) for name in trial.runs]
+    best = [by_name[name] for name in dict.fromkeys(ordered) if name in by_name][:MOST_RUNS]
+    datasets = arrange(best) if best else []
+    styles = figures.line_styles(labels(datasets))
+    groups = {run.name: group for data in datasets for group in data.groups for run in group.runs}
+    name = record.asked.get("dataset", {}).get("name", "data")
+    page = render(
+        "sweep.html",
+        f"{name}: a sweep",
+        subtitle=_sweep_subtitle(record),
+        notices=[*trials.notices(record), *findings.left_out(left_out)],
+        grid=grid,
+        pictures=pictures,
+        runs=[_folded(run, groups[run.name], styles) for run in best],
+    )
+    return Report(page, tuple(pictures), (grid,))
+
+
+def _sweep_subtitle(record: Record) -> str:
+    ended = sum(trial.ended for trial in record.trials)
+    asked = record.asked
+    words = [
+        f"{ended} of {asked.get('trials', len(record.trials))} trials",
+        f"{len(asked.get('seeds', []))} seeds each",
+        f"proposed by {asked.get('sampler', 'hand')}",
+        f"metric {record.metric}",
+        "pruned by successive halving" if asked.get("prune") else "",
+    ]
+    return " · ".join(word for word in words if word)
 
 
 # --- The paper -----------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""sweep.json: what a sweep is, and what became of its trials. Written whole after every change.
+"""The directory of a sweep: a run directory for every run of every trial, and sweep.json, which is
+written whole after every change.
 
 metric   what is maximised: posterior or score
 best     the number of the best finished trial; none before there is one

@@ -3,11 +3,13 @@
     python tests/cluster.py faults [--trials 6] [--world]   kills workers, a node, the sweep
     python tests/cluster.py overhead [--trials 200]         seconds of the engine per trial
 
-Three raylets of one core each. `--world` trains worlds and agents instead of clones. Every run is
-compared, bit for bit, with the same settings run alone. The suite runs the short form.
+Three raylets: a head, and two of one core each. `--world` trains worlds and agents instead of
+clones. Every run is compared, bit for bit, with the same settings run alone. The suite runs the
+short form.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -41,20 +43,17 @@ WORLDS: dict[str, Any] = {
 
 @contextmanager
 def cluster(nodes: int = 3) -> Iterator[Any]:
-    """Raylets of one core each on this machine, which ask nobody elsewhere."""
+    """Raylets on this machine, a head that does no tasks and others of one core each."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forks, and of files that Ray leaves open
         from ray.cluster_utils import Cluster
 
-        about = {
-            "num_cpus": 1,
-            "object_store_memory": 80_000_000,
-            "node_ip_address": "127.0.0.1",
-            "include_dashboard": False,
-        }
-        made = Cluster(initialize_head=True, head_node_args=about)
-        del about["include_dashboard"]
+        about = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={**about, "num_cpus": 0, "include_dashboard": False},
+        )
         for _ in range(nodes - 1):
             made.add_node(**about)
         try:
@@ -82,9 +81,9 @@ def workers(node: Any) -> list[psutil.Process]:
     """The processes of a raylet that do a task."""
     found = []
     for process in node.all_processes["raylet"]:
-        for child in psutil.Process(process.process.pid).children(recursive=True):
-            if child.name().startswith("ray::_task") or "ray::_task" in " ".join(child.cmdline()):
-                found.append(child)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.process.pid).children(recursive=True)
+            found += [child for child in children if child.name().startswith("ray::_task")]
     return found
 
 
@@ -141,9 +140,9 @@ def faults(folder: Path, *, trials: int = 3, changes: dict[str, Any] | None = No
         before = finished(directory)
         sweep = driver(directory, made.address, **options)
         nodes = [node for node in made.list_all_nodes() if node is not made.head_node]
-        until(lambda: any(map(workers, nodes)) or not begun(directory), sweep, log)
-        victim = next((node for node in nodes if workers(node)), nodes[0])
-        made.remove_node(victim, allow_graceful=False)
+        until(lambda: any(map(workers, nodes)), sweep, log)
+        busy_node = next(node for node in nodes if workers(node))
+        made.remove_node(busy_node, allow_graceful=False)
         assert sweep.wait(280) == 0, log.read_text()
     after = finished(directory)
     assert all(after[run] == written for run, written in before.items()), "a run was done twice"
@@ -158,7 +157,7 @@ def overhead(folder: Path, trials: int) -> str:
     changes["evaluation"] = {"evaluations": 1, "episodes": 1}
     search = "agent.polyak=0.001:0.5"  # cloning has no use for it: nothing is compiled anew
     for jobs in (1, 2):
-        with cluster(nodes=2) as made:
+        with cluster(nodes=jobs + 1) as made:
             directory = folder / f"{jobs}"
             begin = time.monotonic()
             sweep = driver(directory, made.address, jobs, trials=trials, changes=changes,

@@ -79,7 +79,14 @@ def test_steps_are_rounded_up_each_time_that_is_gathered(
     data = swings(get_task("pendulum"))
     config = settle(tiny(agent={"updates_per_row": 0.05, "steps": 6}), data.facts)
     kept = Checkpoints(tmp_path, every=1e9)
-    algorithm.train_agent(data, None, config, lambda row: None, kept)
+    algorithm.train_agent(
+        data,
+        None,
+        config,
+        lambda row: None,
+        kept,
+        update=lambda agent, *batch: agent.update(*batch),
+    )
     steps = [part.count("step") for part in " ".join(done).split("gather")[1:]]
     assert steps == [1, 2, 1, 2]  # 1, 1.05 and 0.05 rounded up; then the training ends
 

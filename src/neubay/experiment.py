@@ -215,12 +215,9 @@ def run(
     with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
         metrics, halt = directory / rundir.METRICS_FILE, _Halt(until, signalled)
         where, every = directory / CHECKPOINTS, checkpoint_seconds
-        ask = halt.signalled
-        checkpoints = Checkpoints(where, metrics, every=every, signalled=ask, tell=tell)
+        checkpoints = Checkpoints(where, metrics, every=every, signalled=halt.signalled, tell=tell)
         if rundir.is_finished(directory):
-            if not rundir.is_shown_only(directory):
-                checkpoints.finish(kept=1)  # in case that the process ended just before
-            return _finished(directory, fitted)
+            return _finished(directory, fitted, checkpoints)
         _tell_changes(begun, tell)
         needs_world, seconds = config.agent.algorithm != "bc", {"world": 0.0}
         shown = world_progress, stage_progress, tell
@@ -424,8 +421,10 @@ def _world(
     return fitted, float(reference.get("seconds", 0.0))
 
 
-def _finished(directory: Path, fitted: FittedWorld | None) -> Result:
+def _finished(directory: Path, fitted: FittedWorld | None, checkpoints: Checkpoints) -> Result:
     """What a finished run left."""
+    if not rundir.is_shown_only(directory):
+        checkpoints.finish(kept=1)  # in case that the process ended just before
     policy = load_policy(directory / rundir.POLICY_FILE)
     summary = read_json(directory / rundir.SUMMARY_FILE)
     reference = directory / rundir.WORLD_REFERENCE

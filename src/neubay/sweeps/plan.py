@@ -8,7 +8,7 @@ from typing import Any
 from neubay import selection, world
 from neubay.config import SelectionConfig, TrainConfig, WorldConfig
 from neubay.data.dataset import Dataset
-from neubay.data.files import cache_directory
+from neubay.runs.cache import cache_directory
 from neubay.sweeps import data
 from neubay.sweeps.data import Source
 from neubay.sweeps.jobs import Job, Metric, versions

@@ -12,9 +12,9 @@ from pathlib import Path
 from neubay import experiment, selection, world
 from neubay.config import SelectionConfig, TrainConfig, WorldConfig, validated
 from neubay.data.dataset import Dataset
-from neubay.data.files import CACHE_VARIABLE
 from neubay.errors import ConfigError, NeubayError, RunError, TrainingError, reason
 from neubay.runs import rundir, tracking
+from neubay.runs.cache import CACHE_VARIABLE
 from neubay.runs.locks import locked
 from neubay.runs.signals import Stopped, deferred_signals, stop_if_signalled
 from neubay.sweeps.data import Arrays, Source, kept

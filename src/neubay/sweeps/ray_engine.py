@@ -22,6 +22,7 @@ import numpy as np
 
 from neubay.errors import ConfigError, SweepError
 from neubay.runs import rundir
+from neubay.runs.cache import keep_compiled_programs
 from neubay.runs.files import atomic
 from neubay.runs.signals import GRACE
 from neubay.sweeps import cores
@@ -233,6 +234,7 @@ def _task(text: str, parcel: dict[str, Any]) -> tuple[str, Files | None]:
     """Do a job; the files that it made, where they are not seen from where the sweep is."""
     if not _pinned:
         _pinned.extend(cores.claim(1))
+        keep_compiled_programs()
     from neubay.sweeps.work import do
 
     job = Job.read(text)

@@ -12,11 +12,13 @@ import sys
 import threading
 from typing import IO
 
+from neubay.runs.cache import keep_compiled_programs
 from neubay.sweeps import cores
 
 
 def main() -> None:
     cores.claim(int(sys.argv[1]))
+    keep_compiled_programs()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # whatever else is printed goes to the log
     from neubay.sweeps.jobs import Job

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helpers.policies import DISCRETE, KINDS, some_policy
@@ -101,7 +101,6 @@ def assert_equal(policy: Policy, ours: np.ndarray, theirs: np.ndarray) -> None:
         assert len(np.unique(ours)) > STEPS // 2  # it does something
     else:
         np.testing.assert_array_equal(theirs, ours)
-        assert len(np.unique(ours)) > 1
 
 
 @pytest.mark.slow
@@ -112,7 +111,7 @@ def assert_equal(policy: Policy, ours: np.ndarray, theirs: np.ndarray) -> None:
     actions=st.integers(2, 4),
     sizes=st.fixed_dictionaries(
         {
-            "width": st.integers(4, 64),  # with fewer, LayerNorm leaves little to act on
+            "width": st.integers(8, 64),  # with fewer, LayerNorm leaves little to act on
             "memory_size": st.integers(1, 32),
             "memory_layers": st.integers(1, 3),
             "head_depth": st.integers(1, 3),
@@ -133,6 +132,7 @@ def test_every_format_acts_as_the_original(
     policy = some_policy(kind, states, actions, seed, **sizes)
     steps = history(policy, batch, seed)
     ours = predicted(policy, steps)
+    assume(len(np.unique(ours)) > 1)  # some random weights choose one action for ever
     out = tmp_path_factory.mktemp("export")
     for form in FORMATS:
         policy.export(form, out)  # type: ignore[arg-type]

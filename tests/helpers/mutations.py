@@ -13,6 +13,9 @@ import numpy as np
 DTYPES = ("f2", "f8", "i1", "u8", "i4", "?", "c8", "U3", "S2", ">f4")
 KEYS = ("x\x1b[2J", "timeouts", "next_observations", "infos")
 WORDS = ("", "\x00", "{", "[" * 9999)
+LONG = 1 << 16
+"""Characters from which a text is not multiplied any more: 200 times 200 lines are memory of the
+fuzzing, and not of what it tries."""
 NUMBERS = ("0", "-1", "1e999", "-1e308", "nan", "9" * 40, "18446744073709551616", "0.5", "1e-320")
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**70, 1e308, float("nan"), float("inf"), 1e-320, 0.5),
@@ -65,7 +68,8 @@ def of_text(rng: random.Random, content: bytes) -> bytes:
             text = "".join(lines)
         elif act == 4:
             place = rng.randrange(len(lines))
-            lines[place:place] = [rng.choice(lines)] * rng.choice((1, 3, 200))
+            line, times = rng.choice(lines), rng.choice((1, 3, 200))
+            lines[place:place] = [line] * (times if len(text) < LONG else 1)
             text = "".join(lines)
         else:
             rng.shuffle(lines)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,13 @@ def faults(folder: Path, *, trials: int = 3, changes: dict[str, Any] | None = No
     return f"{count} runs equal to the same settings run alone, {len(before)} of them not run again"
 
 
-def overhead(folder: Path, trials: int) -> str:
+def overhead(folder: Path, trials: int, workers: Sequence[int] = (1, 2)) -> str:
     """Tiny clones by one worker and by two: what a trial costs beside its work."""
     lines = []
     changes = {"agent": {"algorithm": "bc", "steps": 10, "width": 2, "memory": "none"}}
     changes["evaluation"] = {"evaluations": 1, "episodes": 1}
     search = "agent.polyak=0.001:0.5"  # cloning has no use for it: nothing is compiled anew
-    for jobs in (1, 2):
+    for jobs in workers:
         with cluster(nodes=jobs + 1) as made:
             directory = folder / f"{jobs}"
             begin = time.monotonic()
@@ -181,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("faults", "overhead"))
     parser.add_argument("--trials", type=int)
+    parser.add_argument("--jobs", type=int, nargs="+", default=(1, 2))
     parser.add_argument("--world", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="neubay-cluster-") as folder:
@@ -189,7 +190,7 @@ def main() -> None:
             changes = WORLDS if chosen.world else CLONING
             print(faults(Path(folder), trials=chosen.trials or 6, changes=changes))
         else:
-            print(overhead(Path(folder), chosen.trials or 200))
+            print(overhead(Path(folder), chosen.trials or 200, chosen.jobs))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ def test_arms_differ_from_the_main_one_in_the_named_choice_alone(over: Over) -> 
         "memory": {"agent.memory", "agent.kappa", "agent.window"},
         "critic": {"agent.heads", "agent.target_heads", "rollout.zeta"},
         "layernorm": {"world.layer_norm"},
+        "kappa": {"agent.kappa"},
+        "eta_phi": {"agent.encoder_lr"},
     }[over]
     main, *others = paper_arms(over).values()
     assert others
@@ -150,3 +152,19 @@ def test_a_smaller_posterior_is_the_best_of_the_same_pool(
     np.testing.assert_array_equal(shared.kept, anew.kept)
     np.testing.assert_array_equal(shared.data_uncertainty, anew.data_uncertainty)
     assert tree_hash(shared.world) == tree_hash(anew.world)
+
+
+def test_kappa_and_eta_phi_have_the_grids_of_the_benchmark() -> None:
+    """AntMaze's are others than locomotion's, which hold for data that is not the paper's."""
+    grids = {
+        "d4rl/hopper": ((0.05, 0.5, 0.8), (3e-7, 1e-6, 3e-6, 1e-5, 3e-5)),
+        "antmaze/umaze": ((0.5, 0.8, 0.95), (1e-6, 3e-6, 1e-5, 3e-5)),
+        "pendulum": ((0.05, 0.5, 0.8), (3e-7, 1e-6, 3e-6, 1e-5, 3e-5)),
+    }
+    main = updated(preset("cpu"), {"agent": {"kappa": 0.33, "encoder_lr": 0.2}})
+    for name, (kappas, rates) in grids.items():
+        task = get_task(name)
+        found = [arm.config.agent.kappa for arm in ablations.arms("kappa", main, task)]
+        assert found == [0.33, *kappas]
+        found = [arm.config.agent.encoder_lr for arm in ablations.arms("eta_phi", main, task)]
+        assert found == [0.2, *rates]

@@ -56,7 +56,7 @@ def of_text(rng: random.Random, content: bytes) -> bytes:
         return of_bytes(rng, content)
     text = content.decode("utf-8", "replace")
     for _ in range(rng.choice((1, 1, 2, 5))):
-        pieces = list(re.finditer(r"-?\d[\w.+-]*|\w+|[^\w\s]", text))
+        pieces = list(re.finditer(r"-?\d[\w.+-]*|\w+|[^\w\s]", text[: 4 * LONG]))
         lines = text.splitlines(keepends=True) or [""]
         act = rng.randrange(6)
         if act < 3 and pieces:

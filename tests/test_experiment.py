@@ -42,7 +42,8 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     described = json.loads((directory / "run.json").read_text())
     facts = described["dataset"]["facts"]
     asked = settle(tiny(), validated(Facts, facts)).model_dump()
-    assert asked["world"].pop("termination") == "auto"  # left out, as before there was a choice
+    for later, usual in (("decay", False), ("termination", "auto")):
+        assert asked["world"].pop(later) == usual  # left out, as before there was a choice
     assert described["config"] == asked
     assert validated(Facts, facts) == swings(get_task("pendulum")).facts
     assert described["dataset"]["hash"] == summary["dataset_hash"]

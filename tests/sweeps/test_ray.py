@@ -1,5 +1,7 @@
 """The Ray engine: a cluster that loses workers, nodes and its sweep; nodes that share no files."""
 
+import dataclasses
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ from helpers.small_runs import outcome, swings, tiny
 from helpers.sweep_driver import run_sweep
 from neubay import experiment
 from neubay.config import updated
+from neubay.data.rows import ColumnNames
 from neubay.errors import ConfigError, SweepError
 from neubay.sweeps import ray_engine
-from neubay.sweeps.data import Source
-from neubay.sweeps.jobs import Job, packed, unpack
+from neubay.sweeps.data import Source, rows_of
+from neubay.sweeps.dispatch import Dispatch
+from neubay.sweeps.jobs import Job, Outcome, packed, unpack
 from neubay.sweeps.plan import Plan
 from neubay.sweeps.work import do
 from neubay.tasks import get_task
@@ -104,6 +108,53 @@ def test_a_disk_that_cannot_be_written_is_refused_and_settings_fail(tmp_path: Pa
     broken = Job(**{**job.__dict__, "config": {"agent": {"kappa": 3}}})
     result = do(broken)
     assert result.state == "failed" and "must be at most 1" in result.problem
+
+
+def test_a_folder_that_another_worker_has_fetched_meanwhile_will_do(tmp_path: Path) -> None:
+    target = tmp_path / "world"
+
+    def also_by_another(reference: Any) -> dict:
+        target.mkdir()
+        (target / "theirs").touch()
+        return packed(target)
+
+    ray_engine._fetch(target, also_by_another, None)
+    assert [path.name for path in target.iterdir()] == ["theirs"]
+    ray_engine._fetch(target, pytest.fail, None)  # there already: nothing is asked for
+
+
+def test_a_world_that_is_trained_and_not_seen_ends_the_sweep_with_a_reason(tmp_path: Path) -> None:
+    need = a_job(tmp_path).at(tmp_path / "world", tmp_path / "cache")
+
+    class Elsewhere:
+        """Says that all is done, on a disk of its own."""
+
+        room, asked = 1, 0
+
+        def submit(self, job: Job) -> int:
+            self.asked += 1
+            return self.asked
+
+        def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
+            return [(self.asked, Outcome("finished"))]
+
+        def stop(self) -> None: ...
+
+        workers = 1
+
+    dispatch = Dispatch(Elsewhere())
+    dispatch.add(a_job(tmp_path / "other"), [need])
+    with pytest.raises(SweepError, match="NEUBAY_CACHE to a folder that all nodes see"):
+        for _ in range(5):
+            dispatch.wait(0.0)
+
+
+def test_names_of_columns_travel_with_the_rows() -> None:
+    dataset = swings(get_task("pendulum"))
+    names = ColumnNames(("cos", "sin", "speed [rad/s]"), ("torque [Nm]",))
+    dataset = dataclasses.replace(dataset, column_names=names)
+    record = json.loads(json.dumps(Source.of(dataset).record()))
+    assert Source(**record).load(lambda: rows_of(dataset)).column_names == names
 
 
 def test_files_travel_whole_and_nowhere_else(tmp_path: Path) -> None:

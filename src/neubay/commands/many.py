@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from neubay.commands.sweep_display import run_lines
 from neubay.commands.text import Console
 from neubay.config import TrainConfig
+from neubay.errors import ConfigError
 from neubay.runs.messages import duration
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ def run_side_by_side(
             console.print(f"{each.directory}: finished before", markup=False, soft_wrap=True)
     if not to_do:
         return 0
-    most = min(jobs or len(to_do), len(to_do))
-    dispatch = Dispatch(make_engine(engine, plan, jobs=_at_most(most, jobs), address=address))
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: must be at least 1")
+    # The cores of a cluster are counted there.
+    most = jobs if address is not None else _at_most(len(to_do), jobs)
+    dispatch = Dispatch(make_engine(engine, plan, jobs=most, address=address))
     names: dict[str, str] = {}
     for each in to_do:
         job = plan.job(each.config, each.directory, **each.about)

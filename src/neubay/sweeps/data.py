@@ -16,6 +16,7 @@ import numpy as np
 
 from neubay import data
 from neubay.data.dataset import Dataset
+from neubay.data.rows import ColumnNames
 from neubay.data.store import FIELDS
 from neubay.errors import ConfigError, DatasetError, NeubayError, RunError
 from neubay.runs.files import atomic, read_array
@@ -48,6 +49,8 @@ class Source:
     """The task that the user named."""
     bounds: tuple[Any, Any] | None = None
     """Low and high of the actions, as the user gave them."""
+    names: dict[str, Any] | None = None
+    """What states, actions and reward are called, where that is known."""
 
     @staticmethod
     def of(
@@ -70,6 +73,7 @@ class Source:
             spec,
             wanted,
             bounds,
+            None if dataset.column_names is None else dataset.column_names._asdict(),
         )
 
     def record(self) -> dict[str, Any]:
@@ -100,7 +104,13 @@ class Source:
 
     def _of_rows(self, rows: Arrays) -> Dataset:
         tape = Tape(*(rows[name] for name in FIELDS))
-        dataset = Dataset(tape, _task(self.task), self.name, self.source, self.published)
+        names = None
+        if self.names is not None:
+            states, actions = (tuple(self.names[of]) for of in ("states", "actions"))
+            names = ColumnNames(states, actions, self.names["reward"])
+        dataset = Dataset(
+            tape, _task(self.task), self.name, self.source, self.published, column_names=names
+        )
         if dataset.hash != self.hash:
             raise DatasetError(
                 f"{self.name}: its rows arrived with hash {dataset.hash}, not {self.hash}: damaged"

@@ -36,6 +36,7 @@ class Dispatch:
         self._waiting: list[_Waiting] = []
         self._running: dict[int, Job | _Waiting] = {}
         self._in_training: set[str] = set()
+        self._trained: set[str] = set()
 
     def add(self, job: Job, needs: Sequence[Job] = (), prepare: Prepare | None = None) -> None:
         """A run to do, after the worlds that it needs; `prepare` is called in between."""
@@ -77,6 +78,12 @@ class Dispatch:
     def _world_ended(self, done: Job, outcome: Outcome) -> list[tuple[Job, Outcome]]:
         self._in_training.discard(done.directory)
         if outcome.state == "finished":
+            if done.directory in self._trained:
+                raise SweepError(
+                    f"{done.directory}: a node has trained this world, and it is not seen here. "
+                    "Set NEUBAY_CACHE to a folder that all nodes see, and give the same command"
+                )
+            self._trained.add(done.directory)
             self.worlds += 1
             return []
         if outcome.state == "stopped":  # it is begun again for whoever needs it

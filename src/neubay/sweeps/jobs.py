@@ -22,6 +22,8 @@ from neubay.runs.provenance import provenance
 from neubay.runs.tracking import read_json_lines
 from neubay.runs.values import is_number
 
+TOKEN = ".engine"
+"""In the folder of the runs: a word that tells a worker whether it sees the same folder."""
 Metric = Literal["posterior", "score"]
 State = Literal["finished", "paused", "failed", "refused", "stopped", "lost"]
 """How a job ended: done; done up to where it was to pause; cannot be done with these settings;

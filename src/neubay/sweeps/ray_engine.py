@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,13 @@ from neubay.runs.files import atomic
 from neubay.runs.signals import GRACE
 from neubay.sweeps import cores
 from neubay.sweeps.data import rows_of
-from neubay.sweeps.jobs import Job, Outcome, packed, unpack
+from neubay.sweeps.jobs import TOKEN, Job, Outcome, packed, unpack
 from neubay.sweeps.plan import Plan
 
 RETRIES = 3
 """How often a task is run again whose worker or node died."""
 STORE = 200_000_000
 """Bytes of the object store of a Ray that is started here: little goes through it."""
-TOKEN = ".engine"
-"""In the folder of the runs: a word that tells a worker whether it sees the same folder."""
 UNSEEN = "unseen"
 """The answer of a node that does not see our files, and was not given what it needs of them."""
 NEEDS = '--engine ray needs Ray: pip install "neubay[sweep]"'
@@ -63,7 +61,14 @@ class Ray:
         self._ray = ray = needed()
         self._plan, self._most = plan, jobs
         self._shared, self._forced = shared, not shared
-        _connect(ray, address, jobs)
+        self._began = not ray.is_initialized()
+        if self._began:
+            _connect(ray, address, jobs)
+        elif address is not None:
+            raise ConfigError(
+                f"--address {address}: this process is connected to a Ray already; leave the "
+                "address out to use that one, or call ray.shutdown() first"
+            )
         plan.directory.mkdir(parents=True, exist_ok=True)
         self._token = uuid.uuid4().hex
         with atomic(plan.directory / TOKEN) as draft:
@@ -112,7 +117,8 @@ class Ray:
             everything = list(self._running)
             self._ray.wait(everything, num_returns=len(everything), timeout=GRACE)
         self._running.clear()
-        self._ray.shutdown()
+        if self._began:
+            self._ray.shutdown()
 
     def _parcel(self, job: Job) -> dict[str, Any]:
         """What a node needs. Where some node does not see our files, also references to all that it
@@ -168,8 +174,6 @@ def needed() -> Any:
 
 
 def _connect(ray: Any, address: str | None, jobs: int | None) -> None:
-    if ray.is_initialized():
-        return
     with warnings.catch_warnings():
         # Ray forks to start its processes, which only call exec; JAX warns of any fork.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -247,15 +251,26 @@ def _task(text: str, parcel: dict[str, Any]) -> tuple[str, Files | None]:
     scratch = Path(tempfile.gettempdir()) / f"neubay-sweep-{parcel['name']}" / node[:12]
     worlds = scratch / "cache" / "worlds"
     for where, reference in parcel["worlds"].items():
-        if not (worlds / Path(where).name).is_dir():
-            unpack(ray.get(reference), worlds / Path(where).name)
+        _fetch(worlds / Path(where).name, ray.get, reference)
     place = (scratch / "runs" if job.kind == "run" else worlds) / job.name
     if parcel["begun"] is not None:
         step, reference = parcel["begun"]
         if not rundir.is_run(place) or rundir.look(place).step < step:
             unpack(ray.get(reference), place)
     outcome = do(job.at(place, scratch / "cache"), lambda: ray.get(parcel["rows"]))
-    return outcome.text(), packed(place)
+    # What was refused was not done: nothing there is this job's.
+    return outcome.text(), None if outcome.state == "refused" else packed(place) or None
+
+
+def _fetch(target: Path, get: Callable[[Any], Files], reference: Any) -> None:
+    """Put files into a folder, once for all workers of a node."""
+    if target.is_dir():
+        return
+    try:
+        unpack(get(reference), target)
+    except OSError:
+        if not target.is_dir():  # not by another worker in the meantime
+            raise
 
 
 def _sees(home: Path, token: str) -> bool:

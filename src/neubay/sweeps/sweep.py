@@ -16,7 +16,7 @@ from neubay.runs.locks import LOCK_FILE, locked
 from neubay.runs.sweepdir import Record, Trial
 from neubay.sweeps.data import FOLDER, Source
 from neubay.sweeps.dispatch import Dispatch
-from neubay.sweeps.jobs import Engine, Metric
+from neubay.sweeps.jobs import TOKEN, Engine, Metric
 from neubay.sweeps.local import Local
 from neubay.sweeps.loop import Loop, Show, climbs
 from neubay.sweeps.plan import Plan
@@ -248,7 +248,7 @@ def claimed(request: Request) -> Iterator[Record]:
 
 
 def _refuse_foreign(directory: Path) -> None:
-    ours = {LOCK_FILE, LOG, FOLDER, "optuna.log", "optuna.log.lock"}
+    ours = {LOCK_FILE, LOG, FOLDER, TOKEN, "optuna.log", "optuna.log.lock"}
     if directory.exists() and not directory.is_dir():
         raise RunError(f"{directory}: is not a folder; choose another --out")
     if rundir.is_run(directory) or (

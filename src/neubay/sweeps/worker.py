@@ -25,19 +25,27 @@ def main() -> None:
     from neubay.sweeps.work import do
 
     jobs: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    busy = threading.Event()
-    threading.Thread(target=_listen, args=(sys.stdin, jobs, busy), daemon=True).start()
+    busy, over = threading.Event(), threading.Event()
+    threading.Thread(target=_listen, args=(sys.stdin, jobs, busy, over), daemon=True).start()
     while (line := jobs.get()) is not None:
         busy.set()
+        if over.is_set():  # the sweep was killed while this process started
+            return
         outcome = do(Job.read(line))
         busy.clear()
         with contextlib.suppress(BrokenPipeError):
             answers.write(outcome.text() + "\n")
 
 
-def _listen(stream: IO[str], jobs: "queue.SimpleQueue[str | None]", busy: threading.Event) -> None:
+def _listen(
+    stream: IO[str],
+    jobs: "queue.SimpleQueue[str | None]",
+    busy: threading.Event,
+    over: threading.Event,
+) -> None:
     for line in stream:
         jobs.put(line)
+    over.set()  # before looking, as the other side does it the other way round
     jobs.put(None)
     if busy.is_set():
         os.kill(os.getpid(), signal.SIGTERM)

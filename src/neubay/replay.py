@@ -221,7 +221,7 @@ class Replay:
 def discounted_returns(dataset: Dataset, gamma: float) -> Float[np.ndarray, " rows"]:
     """What followed every step of the data, discounted, its own reward included.
 
-    Where an episode was cut, by a timeout or by the log's end, it is taken to have gone on with
+    Where an episode was cut, by a timeout or by the log's end, it is taken to have continued with
     its own mean reward.
     """
     first, length = (np.asarray(leaf) for leaf in dataset.histories)
@@ -313,7 +313,7 @@ def _windows(
     So many transitions in a row as a window has room for may begin anywhere such that one of them
     is to be shown: each is then in as many windows as any other. The first of them is at row
     `burn_in` of the window, after as many rows of its past as there are; what is above those
-    repeats the first and counts for nothing. A window with rows to spare below goes on with a
+    repeats the first and counts for nothing. A window with rows to spare below continues with a
     piece of another trajectory, as far as there is room.
     """
     room = shape.rows - 1 - shape.burn_in  # transitions

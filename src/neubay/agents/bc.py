@@ -36,6 +36,7 @@ from neubay.agents.networks import (
     generator,
     imitation,
     make_encoder,
+    one_hot_choice,
     read,
 )
 from neubay.config import AgentConfig
@@ -84,10 +85,7 @@ class CategoricalPolicy(RecurrentPolicy):
         scores = logits
         if not self.deterministic:
             scores += jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-        # The largest of numbers with a NaN among them is no choice, and must not look like one.
-        nothing = jnp.isnan(logits).any(axis=-1, keepdims=True)
-        chosen = jax.nn.one_hot(scores.argmax(axis=-1), logits.shape[-1])
-        return jnp.where(nothing, jnp.nan, chosen)
+        return one_hot_choice(scores.argmax(axis=-1), logits)
 
 
 class AgentState(NamedTuple):

@@ -43,6 +43,7 @@ from neubay.agents.networks import (
     RecurrentPolicy,
     generator,
     make_encoder,
+    one_hot_choice,
     read,
 )
 from neubay.config import AgentConfig, known
@@ -102,9 +103,7 @@ class EpsilonGreedy(RecurrentPolicy):
             draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
             explore = draws[:, 0] < self.epsilon
             choice = jnp.where(explore, (draws[:, 1] * actions).astype(choice.dtype), choice)
-        # The largest of values with a NaN among them is no choice, and must not look like one.
-        nothing = jnp.isnan(q).any(axis=-1, keepdims=True)
-        return jnp.where(nothing, jnp.nan, jax.nn.one_hot(choice, actions))
+        return one_hot_choice(choice, q)
 
 
 class AgentState(NamedTuple):

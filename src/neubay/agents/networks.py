@@ -228,6 +228,15 @@ def q_value(
     return head.after_first(embedded + matmul(jnp.asarray(action), from_action))[..., 0]
 
 
+def one_hot_choice(
+    choice: Int[Array, "*rows"], values: Float[Array, "*rows a"]
+) -> Float[Array, "*rows a"]:
+    """A discrete action as one-hot. The largest of values with a NaN among them is no choice, and
+    must not look like one: it is NaN."""
+    nothing = jnp.isnan(values).any(axis=-1, keepdims=True)
+    return jnp.where(nothing, jnp.nan, jax.nn.one_hot(choice, values.shape[-1]))
+
+
 class RecurrentPolicy(eqx.Module):
     """A network as imagination and evaluation see it: K histories side by side."""
 

@@ -3,7 +3,7 @@ leaves partly idle.
 
 Each training is a thread that runs unchanged code, and one of them runs at a time. At an update it
 waits until all others have come to theirs; then one call makes the steps of all, side by side, and
-each goes on with its own result. A training that has ended is not waited for.
+each continues with its own result. A training that has ended is not waited for.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What is tried next, and what is not worth going on with: Optuna's samplers and its pruner.
+"""What is tried next, and what is ended early: Optuna's samplers and its pruner.
 
 The study is a journal in the sweep's directory, lines of JSON that Optuna's dashboard opens. Every
 proposal is made by a sampler that is seeded with its number, so that a sweep which was killed and

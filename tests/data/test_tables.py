@@ -303,3 +303,16 @@ def test_a_damaged_parquet_is_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged[: int(rng.integers(10, len(whole)))])
         with pytest.raises(NeubayError):
             steps_of([open_table(path)], {})
+
+
+def test_files_of_arrays_and_other_bytes_are_refused_in_words(tmp_path: Path) -> None:
+    arrays = tmp_path / "plant.npz"
+    np.savez(arrays, observations=np.zeros(3))
+    with pytest.raises(DatasetError, match="is a file of arrays and no log"):
+        open_table(arrays)
+    noise = tmp_path / "noise.csv"
+    rows = [b"a,b"] + [bytes([27, 7, 200 + n]) * 5 + b",1,2" for n in range(5)]
+    noise.write_bytes(b"\n".join(rows))
+    with pytest.raises(DatasetError) as refused:
+        open_table(noise)
+    assert str(refused.value).isprintable()

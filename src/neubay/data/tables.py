@@ -197,13 +197,23 @@ def open_table(path: Path) -> LogTable:
             beginning = file.read(4)
         if beginning == b"PAR1":
             return _parquet(path)
+        if beginning in _ARRAYS:
+            raise DatasetError(
+                f"{path}: is a file of arrays and no log: commands such as 'neubay train' read it "
+                "as it is. Tables are CSV or Parquet."
+            )
         return _csv(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise _unreadable(path, problem) from None
 
 
+_ARRAYS = (b"PK\x03\x04", b"\x89HDF", b"\x93NUM")
+"""How npz, HDF5 and npy files begin."""
+
+
 def _unreadable(path: Path | str, problem: Exception) -> DatasetError:
-    reason = " ".join(str(problem).split())[:300]
+    text = "".join(sign if sign.isprintable() else " " for sign in str(problem))
+    reason = " ".join(text.split())[:300]
     return DatasetError(f"{path}: cannot be read as a table ({reason}). Check the file.")
 
 

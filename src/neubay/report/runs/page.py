@@ -421,9 +421,10 @@ def sweep(record: Record, runs: Sequence[RunRecord], *, left_out: Sequence[str] 
 def _sweep_subtitle(record: Record) -> str:
     ended = sum(trial.ended for trial in record.trials)
     asked = record.asked
+    seeds = len(asked.get("seeds", []))
     words = [
         f"{ended} of {asked.get('trials', len(record.trials))} trials",
-        f"{len(asked.get('seeds', []))} seeds each",
+        f"{seeds} seed{'' if seeds == 1 else 's'} each",
         f"proposed by {asked.get('sampler', 'hand')}",
         f"metric {record.metric}",
         "pruned by successive halving" if asked.get("prune") else "",

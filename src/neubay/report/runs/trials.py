@@ -93,7 +93,8 @@ def value_figure(record: Record) -> Figure | None:
     columns = min(len(keys), MOST_COLUMNS)
     rows = -(-len(keys) // columns)
     with style.context(STYLE):
-        figure = Figure(figsize=(3.5 * columns, 3.0 * rows), layout="constrained")
+        # As wide as other figures of a page, which all fill it: text is then of one size.
+        figure = Figure(figsize=(max(3.5 * columns, 7.0), 3.0 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
         for axes, key in zip(panels, keys, strict=False):
             _panel(axes, key, str(record.asked.get("search", {}).get(key, "")), shown)
@@ -111,6 +112,8 @@ def _panel(axes: Axes, key: str, search: str, trials: Sequence[Trial]) -> None:
     named = list(dict.fromkeys(map(show, values)))
     for state, (marker, colour) in _MARKS.items():
         own = [trial for trial in trials if trial.state == state]
+        if not own:
+            continue
         places: list[Any] = [
             trial.settings[key] if numeric else named.index(show(trial.settings.get(key)))
             for trial in own

@@ -81,12 +81,18 @@ class WorldConfig(Section):
     validation_fraction: float = Field(0.2, gt=0, lt=1)
     validation_max: int | None = Field(1000, ge=1)
     """Cap on validation transitions; none for no cap."""
+    unit: Literal["state", "change"] = "state"
+    """What s' - s is learned in units of: the states' std, or the std of the changes themselves, in
+    which slow dimensions count as much as fast ones."""
+    beta: float = Field(0.0, ge=0, le=1)
+    """Weight sigma^(2 beta) of each dimension in the likelihood (beta-NLL): 0 for the plain one,
+    which soon neglects what it took for noise, 1 for the squared error."""
     quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
     termination: Literal["auto", "rule", "learned", "none"] = "auto"
     """What ends imagined episodes: the task's rule, heads that learn it from the data's terminals,
     or nothing. auto: the rule where one is known, else learned where there are terminals."""
-    later: ClassVar[frozenset[str]] = frozenset({"decay", "termination"})
+    later: ClassVar[frozenset[str]] = frozenset({"decay", "termination", "unit", "beta"})
 
     @model_validator(mode="after")
     def _members_fit_pool(self) -> "WorldConfig":
@@ -456,6 +462,8 @@ _CPU: dict[str, Any] = {
         "pool": 12,
         "members": 10,
         "max_steps": 11_700,  # 30 epochs of 100,000 transitions
+        "unit": "change",
+        "beta": 0.5,  # halves the error at equal time
     },
     "rollout": {"rollouts": 50, "initial_share": 0.2},
     "agent": {
@@ -514,7 +522,7 @@ class Facts(Section):
     """Root mean square of the rewards."""
 
 
-STEPS_OF_HORIZON = 50
+STEPS_OF_HORIZON = 40
 LARGEST_BUDGET = 100_000
 LARGEST_GAMMA = 0.997
 
@@ -524,7 +532,7 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
 
     gamma = 1 - 3 / T, at most 0.997: what lies within a third of the longest episode counts.
     value_unit = rms reward / sqrt(1 - gamma): between a reward and the sum of a whole episode's.
-    steps = 50 T, at most 100,000: longer episodes are harder to learn, and take longer to imagine.
+    steps = 40 T, at most 100,000: longer episodes are harder to learn, and take longer to imagine.
     kappa = 1/2.
     """
     agent = config.agent

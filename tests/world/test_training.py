@@ -32,6 +32,31 @@ def test_flops_of_a_step_are_those_of_its_matrix_products() -> None:
     assert counted <= compiled.cost_analysis()["flops"] <= 1.35 * counted
 
 
+def test_beta_turns_the_likelihood_into_the_squared_error() -> None:
+    """sigma^(2 beta) cancels the weight 1/sigma^2 of an error at beta = 1, and nothing at 0."""
+    config = WorldConfig(width=8, depth=1, pool=1, members=1)
+    member = Member(3, 2, config, key=jax.random.key(0))
+    draw = jax.random.normal(jax.random.key(1), (16, 5))
+    batch = Batch(draw[:, :3], 3 * draw[:, 3:], jnp.arange(16) < 12)
+
+    def half_squared(member: Member) -> jax.Array:
+        return 0.5 * training.errors(member, batch).squared[:12].mean()
+
+    def weighed(member: Member, beta: float) -> jax.Array:
+        """By the formula, with the weights as numbers."""
+        sigma = np.exp(np.asarray(training.errors(fixed, batch).log_sigma))
+        return (sigma ** (2 * beta) * training.errors(member, batch).likelihood)[:12].mean()
+
+    fixed = member
+    for beta in (0.0, 0.5):
+        got = jax.grad(training.loss)(member, batch, beta)
+        wanted = jax.grad(weighed)(member, beta)
+        for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    of_mean = jax.grad(training.loss)(member, batch, 1.0).head.bias[:2]
+    np.testing.assert_allclose(of_mean, jax.grad(half_squared)(member).head.bias[:2], rtol=1e-4)
+
+
 def test_a_pool_that_never_was_finite_is_an_error() -> None:
     with pytest.raises(WorldError, match="only 1 of 3 members have a finite"):
         training.select(np.array([np.inf, 0.3, np.inf], np.float32), members=2)

@@ -1,5 +1,6 @@
 """Transitions: their split into training and validation, and epochs of them in chunks."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from helpers.linear_system import CONFIG
@@ -17,6 +18,21 @@ def test_validation_is_a_fixed_share_and_never_trained_on(dataset: Dataset) -> N
     capped = CONFIG.model_copy(update={"validation_max": 100})
     assert len(transitions.split_rows(rows, capped, seed=0)[1]) == 100
     assert len(transitions.split_rows(rows[:3], CONFIG, seed=0)[1]) == 1
+
+
+def test_changes_can_be_learned_in_their_own_unit(dataset: Dataset) -> None:
+    rows = dataset.world_rows
+    scaler = transitions.fit_scaler(dataset, "change")
+    state = np.asarray(dataset.tape.state)
+    change = state[rows + 1] - state[rows]
+    np.testing.assert_allclose(scaler.change_std, change.std(axis=0), rtol=1e-4)
+    data = transitions.Transitions.view(dataset.tape, rows)
+    index = jnp.arange(len(rows))
+    batch = transitions.gather(data, index, index >= 0, scaler, reward_only=False)
+    np.testing.assert_allclose(np.std(batch.targets, axis=0), 1, rtol=1e-3)
+    plain = transitions.fit_scaler(dataset)
+    assert plain.change_std is None
+    np.testing.assert_array_equal(plain.change_unit, plain.state_std)
 
 
 def test_a_streamed_epoch_has_every_transition_once(dataset: Dataset, streaming: None) -> None:

@@ -272,7 +272,7 @@ def _blank_world(
     keys = jax.random.split(jax.random.key(0), config.members)
     members = jax.vmap(lambda key: Member(state_size + action_size, outputs, config, key=key))(keys)
     s, a, scalar = jnp.zeros(state_size), jnp.zeros(action_size), jnp.zeros(())
-    scaler = Scaler(s, s, a, a, scalar, scalar)
+    scaler = Scaler(s, s, a, a, scalar, scalar, s if config.unit == "change" else None)
     heads = None
     if config.termination == "learned":
         heads = jax.vmap(lambda key: Head(2 * state_size + action_size, key=key))(keys)

@@ -140,7 +140,7 @@ def _found(directory: Path, wanted: dict[str, Any]) -> FittedWorld:
 def _fit(
     dataset: Dataset, config: WorldConfig, seed: int, checkpoints: Checkpoints | None, show: Show
 ) -> FittedWorld:
-    scaler = _checked_scaler(dataset)
+    scaler = _checked_scaler(dataset, config)
     with deferred_signals() as signalled:
         pauses = _Pauses(checkpoints, identity(dataset.hash, config, seed), show, signalled)
         state = _train_pool(dataset, config, seed, scaler, pauses)
@@ -215,14 +215,14 @@ def best_of(fitted: FittedWorld, dataset: Dataset, members: int) -> FittedWorld:
     )
 
 
-def _checked_scaler(dataset: Dataset) -> Scaler:
+def _checked_scaler(dataset: Dataset, config: WorldConfig) -> Scaler:
     transitions = len(dataset.world_rows)
     if transitions < 2:
         raise WorldError(
             f"{dataset.name}: {transitions} transitions to learn from; a world needs one to train "
             "on and one to validate with, and deserves thousands"
         )
-    scaler = fit_scaler(dataset)
+    scaler = fit_scaler(dataset, config.unit)
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(scaler)):
         raise WorldError(
             f"{dataset.name}: states, actions or rewards are not finite or overflow float32; "

@@ -235,6 +235,13 @@ class Scaler(eqx.Module):
     action_std: Float[Array, " a"]
     reward_mean: Float[Array, ""]
     reward_std: Float[Array, ""]
+    change_std: Float[Array, " s"] | None = None
+    """Of s' - s, where that is its unit."""
+
+    @property
+    def change_unit(self) -> Float[Array, " s"]:
+        """What a member's s' - s is in units of."""
+        return self.state_std if self.change_std is None else self.change_std
 
     def inputs(
         self, state: Float[Array, "b s"], action: Float[Array, "b a"]
@@ -343,7 +350,7 @@ class World(eqx.Module):
         reward = self.scaler.reward_mean + sample[:, -1] * self.scaler.reward_std
         if self.reward_only:
             return state, reward
-        return state + sample[:, :-1] * self.scaler.state_std, reward
+        return state + sample[:, :-1] * self.scaler.change_unit, reward
 
 
 def quantify(prediction: Gaussian, quantifier: Quantifier) -> Float[Array, " b"]:

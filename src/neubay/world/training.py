@@ -172,19 +172,29 @@ def epoch_shuffles(
     return jax.vmap(shuffle)(keys)
 
 
-def errors(member: Member, batch: Batch) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
-    """Squared error and negative log-likelihood of each row, both means over dimensions."""
+class Errors(NamedTuple):
+    """Of each row and dimension."""
+
+    squared: Float[Array, "b d"]
+    likelihood: Float[Array, "b d"]  # its negative logarithm
+    log_sigma: Float[Array, "b d"]
+
+
+def errors(member: Member, batch: Batch) -> Errors:
     mean, log_sigma = member(batch.inputs)
     error = batch.targets - mean
     likelihood = 0.5 * (error * jnp.exp(-log_sigma)) ** 2 + log_sigma + 0.5 * math.log(2 * math.pi)
-    return (error**2).mean(axis=-1), likelihood.mean(axis=-1)
+    return Errors(error**2, likelihood, log_sigma)
 
 
-def loss(member: Member, batch: Batch) -> Float[Array, ""]:
-    """Gaussian negative log-likelihood, mean over the rows that count and over dimensions."""
-    _, likelihood = errors(member, batch)
+def loss(member: Member, batch: Batch, beta: float = 0.0) -> Float[Array, ""]:
+    """Gaussian negative log-likelihood, mean over the rows that count and over dimensions, each
+    weighed by sigma^(2 beta), which is not differentiated."""
+    _, likelihood, log_sigma = errors(member, batch)
+    if beta:
+        likelihood = likelihood * jnp.exp(2 * beta * jax.lax.stop_gradient(log_sigma))
     count = jnp.sum(batch.counts).astype(jnp.float32)
-    return jnp.sum(jnp.where(batch.counts, likelihood, 0)) / count
+    return jnp.sum(jnp.where(batch.counts, likelihood.mean(axis=-1), 0)) / count
 
 
 def spread(learner: Learner, layout: Layout) -> list[Learner]:
@@ -244,7 +254,7 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
             counts = position < count
             index = shuffled(jnp.where(counts, position, 0), count, keys)
             batch = gather(data, index, counts, scaler, recipe.reward_only)
-            gradient = jax.grad(loss)(learner.members, batch)
+            gradient = jax.grad(loss)(learner.members, batch, config.beta)
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats
                 update, state = optimiser.update(gradient, learner.optimiser, learner.members)
             return Learner(optax.apply_updates(learner.members, update), state)
@@ -288,9 +298,9 @@ def validate(
                 counts = position < count
                 index = jnp.where(counts, position, 0)
                 batch = gather(data, index, counts, scaler, recipe.reward_only)
-                squared, likelihood = errors(member, batch)
-                chosen = squared if recipe.config.selection == "mse" else likelihood
-                return total + jnp.sum(jnp.where(counts, chosen, 0))
+                of = errors(member, batch)
+                chosen = of.squared if recipe.config.selection == "mse" else of.likelihood
+                return total + jnp.sum(jnp.where(counts, chosen.mean(axis=-1), 0))
 
             blocks = math.ceil(count / _VALIDATION_BLOCK)
             return jax.lax.fori_loop(0, blocks, block, jnp.zeros(())) / count

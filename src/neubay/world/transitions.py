@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,18 +63,27 @@ def gather(
     state, action = data.state[row], data.action[row]
     targets = ((data.reward[row] - scaler.reward_mean) / scaler.reward_std)[:, None]
     if not reward_only:
-        delta = (data.state[row + 1] - state) / scaler.state_std
+        delta = (data.state[row + 1] - state) / scaler.change_unit
         targets = jnp.concatenate([delta, targets], axis=-1)
     return Batch(scaler.inputs(state, action), targets, counts)
 
 
-def fit_scaler(dataset: Dataset) -> Scaler:
-    """Means and stds of the transitions' states (each once), actions and rewards."""
+def fit_scaler(dataset: Dataset, unit: Literal["state", "change"] = "state") -> Scaler:
+    """Means and stds of the transitions' states (each once), actions and rewards; the std of what
+    they change too, where that is the unit of it."""
     rows = dataset.world_rows
     states = _mean_and_std(lambda piece: dataset.take(piece).state, np.union1d(rows, rows + 1))
     actions = _mean_and_std(lambda piece: dataset.take(piece).action, rows)
     rewards = _mean_and_std(lambda piece: dataset.take(piece).reward, rows)
-    return Scaler(*(jnp.asarray(value, jnp.float32) for value in (*states, *actions, *rewards)))
+    found = [*states, *actions, *rewards]
+    if unit == "change":
+        found.append(_mean_and_std(lambda piece: _changes(dataset, piece), rows)[1])
+    return Scaler(*(jnp.asarray(value, jnp.float32) for value in found))
+
+
+def _changes(dataset: Dataset, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n s"]:
+    """s' - s."""
+    return np.asarray(dataset.take(rows + 1).state) - np.asarray(dataset.take(rows).state)
 
 
 def _mean_and_std(

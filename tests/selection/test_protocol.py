@@ -1,5 +1,8 @@
 """One protocol for every candidate: what is estimated, and what follows a cut."""
 
+from dataclasses import replace
+
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +26,23 @@ def test_a_linear_quadratic_world_gives_the_true_returns_and_ranking() -> None:
     np.testing.assert_allclose(estimates, truth, rtol=0.02)
     assert np.argsort(estimates).tolist() == np.argsort(truth).tolist()
     assert not any(rollouts.cut.any() for rollouts in found)
+
+
+def test_a_judge_replays_the_recorded_actions() -> None:
+    """In the true system without its noise, excerpts pay what was paid, other actions do not."""
+    data = logged(8 * [40], gain=0.5)
+    true = quadratic(members=1, sigma=0.0)
+    system = np.array([[[0.95, 0.2], [-0.1, 0.9]]], np.float32)
+    tried = trial(eqx.tree_at(lambda world: world.a, true, jnp.asarray(system)), data)
+    found = tried.reproduce()
+    assert found is not None and found.judged.shape == (1, 100)
+    assert np.corrcoef(found.judged[0], found.recorded)[0, 1] > 0.95
+    assert abs(found.judged.mean() - found.recorded.mean()) < 0.1 * found.recorded.std()
+    assert not found.judged_ended.any() and not found.recorded_ended.any()
+    still = replace(tried.record, excerpt_action=np.zeros_like(tried.record.excerpt_action))
+    other = replace(tried, record=still).reproduce()
+    assert other is not None and not np.allclose(other.judged, found.judged)
+    assert replace(tried, record=replace(still, excerpt_state=None)).reproduce() is None
 
 
 def test_a_reward_of_one_everywhere_beats_nothing() -> None:

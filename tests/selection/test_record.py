@@ -55,6 +55,23 @@ def test_the_floor_is_a_low_quantile_over_windows_of_that_length() -> None:
     assert record.floor(np.array([0])).tolist() == [0.0]
 
 
+def test_excerpts_are_parts_of_the_log_and_end_where_an_episode_terminated() -> None:
+    dataset = logged([60, 10, 40], gain=0.5)
+    record = DataRecord.of(dataset)
+    state, reward = np.asarray(dataset.tape.state), np.asarray(dataset.tape.reward, np.float64)
+    assert record.excerpt_action.shape == (52, 25, 1)  # 36 + 16 beginnings, of two episodes
+    for start, actions, paid in zip(
+        record.excerpt_state, record.excerpt_action, record.excerpt_return, strict=True
+    ):
+        row = int(np.flatnonzero((state == start).all(axis=1))[0])
+        np.testing.assert_array_equal(actions, dataset.tape.action[row : row + 25])
+        assert paid == pytest.approx(reward[row : row + 25].sum(), abs=1e-4)
+    assert not record.excerpt_ended.any()
+    ends = DataRecord.of(ones([4, 10], [True, False], horizon=10))
+    assert ends.excerpt_return.tolist() == [4, 3, 2, 1, 10]
+    assert ends.excerpt_ended.tolist() == [True, True, True, True, False]
+
+
 def test_what_can_end_may_earn_nothing_more() -> None:
     pays, cuts = (
         DataRecord.of(ones([8, 3, 8], ends, horizon=8))

@@ -61,6 +61,26 @@ def test_a_judge_that_cannot_reproduce_the_data_has_no_vote() -> None:
     assert verdict(generous, better=BETTER).word == "keep"
 
 
+def test_a_judge_that_replays_the_log_keeps_its_vote_where_the_clone_is_a_poor_copy() -> None:
+    """Asked about a copy that is much worse than the data, a judge that is right says so. What the
+    log's own actions earned tells it from a judge that is wrong; one that flatters never votes."""
+    data = logged(40 * [25])
+
+    def decided(cost: float, imitation: list[float]) -> Verdict:
+        tried = trial(quadratic(cost=cost, sigma=0.0), data)
+        clone = judged(tried, "clone", imitation, clone=True)
+        sanity = Sanity.of(clone, tried.data_returns, tried.reproduce())
+        return decide([clone, judged(tried, "better", BETTER)], tried.data_returns, sanity)
+
+    much_worse = [-0.9, -1.5]
+    right = decided(1.0, much_worse)
+    assert right.vote and (right.word, right.chosen) == ("deploy", "better")
+    assert "it is the copy that falls short" in right.reasons[0]
+    wrong = decided(3.0, much_worse)
+    assert not wrong.vote and "excerpts of the log it gets" in wrong.reasons[0]
+    assert not decided(0.1, DATA_LIKE).vote
+
+
 def test_without_a_clone_there_is_no_vote(tried: Trial) -> None:
     found = decide([judged(tried, "better", BETTER)], tried.data_returns, None)
     assert (found.word, found.chosen) == ("keep", "better")

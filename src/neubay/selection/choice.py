@@ -144,7 +144,8 @@ def choose(
     clone = next((candidate for candidate in candidates if candidate.is_clone), None)
     sanity = None
     if clone is not None:
-        sanity = Sanity.of(court.judge(clone, deterministic=False), trial.data_returns)
+        imitated = court.judge(clone, deterministic=False)
+        sanity = Sanity.of(imitated, trial.data_returns, trial.reproduce())
     stop_if_signalled()
     verdict = decide(judged, trial.data_returns, sanity, _objections(judge, record, task))
     progress("done", 1.0)

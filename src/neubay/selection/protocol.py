@@ -80,6 +80,15 @@ class Rollouts(NamedTuple):
     cut: Bool[np.ndarray, "members starts"]
 
 
+class Reproduced(NamedTuple):
+    """The log's excerpts, and what the judge makes of the same actions from the same states."""
+
+    recorded: Float[np.ndarray, " excerpts"]  # returns
+    judged: Float[np.ndarray, "members excerpts"]
+    recorded_ended: Bool[np.ndarray, " excerpts"]
+    judged_ended: Bool[np.ndarray, "members excerpts"]
+
+
 class Sums(NamedTuple):
     """K rollouts as far as they have come."""
 
@@ -216,24 +225,34 @@ class Trial:
             sums = self._roll_on_host(policy)
         return self._rollouts(jax.tree.map(np.asarray, sums))
 
-    def _begin(self) -> tuple[Sums, AgentInput]:
-        count, size = len(self.conditions.limit), self.task.actions.size
-        start = np.tile(self.record.start[self.episode], (self.conditions.world.size, 1))
-        nothing = jnp.asarray(np.zeros(count, np.float32))  # from NumPy: without a program each
-        none, never = (jnp.asarray(np.zeros(count, kind)) for kind in (np.int32, bool))
-        sums = Sums(
-            jnp.asarray(np.asarray(self.conditions.limit) > 0), none, never, none, nothing, nothing
+    def reproduce(self) -> Reproduced | None:
+        """Replay the log's excerpts, every one in every member; none where none are known."""
+        record, members = self.record, self.conditions.world.size
+        if record.excerpt_state is None or not len(record.excerpt_state):
+            return None
+        assert record.excerpt_action is not None
+        assert record.excerpt_return is not None and record.excerpt_ended is not None
+        count, steps = record.excerpt_action.shape[:2]
+        rng = np.random.default_rng(self.episode)
+        conditions = replace(
+            self.conditions,
+            member=jnp.asarray(np.repeat(np.arange(members, dtype=np.int32), count)),
+            limit=jnp.asarray(np.full(members * count, steps, np.int32)),
+            entropy=jnp.asarray(rng.integers(1 << 32, size=(members * count, 2), dtype=np.uint32)),
         )
-        inputs = AgentInput(
-            jnp.asarray(start.astype(np.float32)),
-            jnp.asarray(np.zeros((count, size), np.float32)),
-            nothing,
-            jnp.asarray(np.ones(count, bool)),
+        sums, inputs = _begin(record.excerpt_state, conditions, self.task.actions.size)
+        actions = np.tile(record.excerpt_action.transpose(1, 0, 2), (1, members, 1))
+        sums = jax.tree.map(
+            np.asarray, _replay(conditions, sums, inputs, jnp.asarray(actions, jnp.float32))
         )
-        return sums, inputs
+        raw = sums.before + sums.after - self.record.reward_shift * sums.time
+        shape = (members, count)
+        ended = (sums.time < steps).reshape(shape)
+        return Reproduced(record.excerpt_return, raw.reshape(shape), record.excerpt_ended, ended)
 
     def _roll_on_device(self, policy: HistoryPolicy) -> Sums:
-        sums, inputs = self._begin()
+        start = self.record.start[self.episode]
+        sums, inputs = _begin(start, self.conditions, self.task.actions.size)
         memory = policy.initial(len(sums.time))
         while np.asarray(sums.running).any():
             stop_if_signalled()
@@ -241,7 +260,8 @@ class Trial:
         return sums
 
     def _roll_on_host(self, predict: Predict) -> Sums:
-        sums, inputs = self._begin()
+        start = self.record.start[self.episode]
+        sums, inputs = _begin(start, self.conditions, self.task.actions.size)
         act, memory = remembering(predict), None
         while np.asarray(sums.running).any():
             stop_if_signalled()
@@ -265,6 +285,42 @@ class Trial:
         floor = before + np.where(sums.cut, np.minimum(after, least), 0.0)
         found = (before + after, floor, np.asarray(sums.time), np.asarray(sums.cut))
         return Rollouts(*(leaf.reshape(-1, len(self.episode)) for leaf in found))
+
+
+def _begin(
+    start: Float[np.ndarray, "starts s"], conditions: Conditions, action_size: int
+) -> tuple[Sums, AgentInput]:
+    """Every start in every member, before its first step."""
+    limit = np.asarray(conditions.limit)
+    count = len(limit)
+    everywhere = np.tile(start, (conditions.world.size, 1)).astype(np.float32)
+    nothing = jnp.asarray(np.zeros(count, np.float32))  # from NumPy: without a program each
+    none, never = (jnp.asarray(np.zeros(count, kind)) for kind in (np.int32, bool))
+    sums = Sums(jnp.asarray(limit > 0), none, never, none, nothing, nothing)
+    inputs = AgentInput(
+        jnp.asarray(everywhere),
+        jnp.asarray(np.zeros((count, action_size), np.float32)),
+        nothing,
+        jnp.asarray(np.ones(count, bool)),
+    )
+    return sums, inputs
+
+
+@eqx.filter_jit
+def _replay(
+    conditions: Conditions,
+    sums: Sums,
+    inputs: AgentInput,
+    actions: Float[Array, "steps k a"],
+) -> Sums:
+    """The given actions, one after the other."""
+
+    def step(carry: tuple, action: Float[Array, "k a"]) -> tuple:
+        sums, inputs = carry
+        return conditions.advance(sums, inputs, action), None
+
+    (sums, _), _ = lax.scan(step, (sums, inputs), actions)
+    return sums
 
 
 @eqx.filter_jit

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, RunError
@@ -25,6 +25,9 @@ FLOOR_LEVEL = 0.05
 """The low quantile of the data's return over windows: what is granted after a cut."""
 _WINDOW_LENGTHS = 24  # between which the floor is interpolated
 _WINDOWS = 200_000  # of one length, at most
+EXCERPTS, EXCERPT_STEPS = 100, 25
+"""Parts of the log that a judge is asked to reproduce: how many, and how long. Long enough to show
+the dynamics and ends of episodes, and short enough that nothing has to hold them on their path."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class DataRecord:
     """A termination rule is known."""
     terminal_reward: float | None
     """Paid on reaching a terminal state, where the world is not shown those steps."""
+    excerpt_state: Float[np.ndarray, "excerpts s"] | None = None
+    """Where each excerpt of the log begins; none in records of before there were some."""
+    excerpt_action: Float[np.ndarray, "excerpts steps a"] | None = None
+    excerpt_return: Float[np.ndarray, " excerpts"] | None = None
+    excerpt_ended: Bool[np.ndarray, " excerpts"] | None = None
+    """In a terminal state before its last step."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> "DataRecord":
@@ -84,6 +93,7 @@ class DataRecord:
             terminals=bool(len(terminal)),
             rule=task.termination is not None,
             terminal_reward=float(reward[terminal].mean()) if hidden else None,
+            **_excerpts(dataset, cumulative, ended),
         )
 
     @property
@@ -142,6 +152,29 @@ def _raw_rewards(dataset: Dataset) -> Float[np.ndarray, " rows"]:
     reward = np.concatenate([np.asarray(piece.reward, np.float64) for _, piece in dataset.pieces()])
     steps = has_successor(np.asarray(dataset.tape.start))
     return np.where(steps, reward - dataset.task.reward_shift, 0.0)
+
+
+def _excerpts(
+    dataset: Dataset, cumulative: Float[np.ndarray, " rows_and_one"], ended: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Excerpts from time steps spread evenly over the data. One may reach beyond a terminal state,
+    but not beyond a cut of the log."""
+    (first, _), length = dataset.bounds, np.asarray(dataset.histories.length)
+    steps = min(EXCERPT_STEPS, int(length.max()))
+    fit = np.where(ended, length, np.maximum(length - steps + 1, 0))  # steps to begin at
+    begins = np.append(0, np.cumsum(fit))
+    chosen = np.unique(np.linspace(0, begins[-1], EXCERPTS, endpoint=False).astype(np.int64))
+    episode = np.searchsorted(begins, chosen, side="right") - 1
+    begin = first[episode] + chosen - begins[episode]
+    end = (first + length)[episode]
+    rows = np.minimum(begin[:, None] + np.arange(steps), end[:, None] - 1)
+    action = np.asarray(dataset.take(rows.ravel()).action)
+    return {
+        "excerpt_state": np.asarray(dataset.take(begin).state),
+        "excerpt_action": action.reshape(*rows.shape, -1),
+        "excerpt_return": cumulative[np.minimum(begin + steps, end)] - cumulative[begin],
+        "excerpt_ended": ended[episode] & (begin + steps > end),
+    }
 
 
 def _window_returns(

@@ -6,13 +6,13 @@ return, `lower` of the floor. A gain is paired over starts, members and keys: it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from neubay.selection.protocol import Rollouts
+from neubay.selection.protocol import Reproduced, Rollouts
 
 LOW, HIGH = 0.05, 0.95
 """Quantiles over members."""
@@ -21,6 +21,10 @@ NOT_WORSE = 0.05
 SPREAD = 0.5
 """Of the spread (std) of the data's returns, how far the judge may be off when it is asked to
 reproduce them; at least `NOT_WORSE` of the return."""
+
+EXCERPT_BIAS, EXCERPT_ERROR, EXCERPT_ENDS = 0.1, 0.5, 0.05
+"""How well the log's excerpts must be reproduced: the mean return to a tenth of the returns' std or
+`NOT_WORSE` of it, the single ones to half of the std, and the share that ends."""
 
 Word = Literal["deploy", "copy", "keep"]
 
@@ -70,6 +74,42 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Excerpts:
+    """Recorded actions from recorded states, as the judge replays them and as the log has them."""
+
+    count: int
+    data: float
+    judged: float
+    spread: float
+    """Std of the recorded returns."""
+    error: float
+    """Root mean square over excerpts and members."""
+    data_ended: float
+    judged_ended: float
+
+    @classmethod
+    def of(cls, found: Reproduced) -> "Excerpts":
+        return cls(
+            count=len(found.recorded),
+            data=float(found.recorded.mean()),
+            judged=float(found.judged.mean()),
+            spread=float(found.recorded.std()),
+            error=float(np.sqrt(((found.judged - found.recorded) ** 2).mean())),
+            data_ended=float(found.recorded_ended.mean()),
+            judged_ended=float(found.judged_ended.mean()),
+        )
+
+    @property
+    def faithful(self) -> bool:
+        small = NOT_WORSE * abs(self.data)
+        return (
+            abs(self.judged - self.data) <= max(EXCERPT_BIAS * self.spread, small)
+            and self.error <= max(EXCERPT_ERROR * self.spread, small)
+            and abs(self.judged_ended - self.data_ended) <= EXCERPT_ENDS
+        )
+
+
+@dataclass(frozen=True)
 class Sanity:
     """What the judge says of the data's own behaviour, that is of samples of the clone, against
     what the data earned."""
@@ -79,17 +119,38 @@ class Sanity:
     upper: float
     data: float
     tolerance: float
+    excerpts: Excerpts | None = None
 
     @classmethod
-    def of(cls, imitated: Judged, data_returns: Float[np.ndarray, " starts"]) -> "Sanity":
+    def of(
+        cls,
+        imitated: Judged,
+        data_returns: Float[np.ndarray, " starts"],
+        reproduced: Reproduced | None = None,
+    ) -> "Sanity":
         mean = float(data_returns.mean())
         tolerance = max(SPREAD * float(data_returns.std()), NOT_WORSE * abs(mean))
-        return cls(imitated.estimate, imitated.lower, imitated.upper, mean, tolerance)
+        excerpts = None if reproduced is None else Excerpts.of(reproduced)
+        return cls(imitated.estimate, imitated.lower, imitated.upper, mean, tolerance, excerpts)
+
+    @property
+    def flatters(self) -> bool:
+        """More is promised to the data's behaviour than it earned."""
+        return self.lower - self.tolerance > self.data
+
+    @property
+    def poor_copy(self) -> bool:
+        """Samples of the clone earn less than the data did, in the eyes of a judge that reproduces
+        the log's own actions: then the clone falls short, and not the judge."""
+        short = self.upper + self.tolerance < self.data
+        return short and self.excerpts is not None and self.excerpts.faithful
 
     @property
     def reproduced(self) -> bool:
-        """The data's return is within what the judge says, give or take the tolerance."""
-        return self.lower - self.tolerance <= self.data <= self.upper + self.tolerance
+        """The data's return is within what the judge says, give or take the tolerance; a judge that
+        says less may show on the log itself that it is right."""
+        short = self.upper + self.tolerance < self.data
+        return not self.flatters and (not short or self.poor_copy)
 
     def record(self) -> dict[str, Any]:
         return {
@@ -98,6 +159,9 @@ class Sanity:
             "upper": self.upper,
             "tolerance": self.tolerance,
             "reproduced": self.reproduced,
+            "excerpts": None
+            if self.excerpts is None
+            else asdict(self.excerpts) | {"faithful": self.excerpts.faithful},
         }
 
 
@@ -136,7 +200,7 @@ def decide(
     elif not sanity.reproduced:
         no_vote.append(
             f"the judge cannot reproduce the data: of actions like the data's it says "
-            f"{_interval(sanity)}, and the data earned {_number(sanity.data)}"
+            f"{_interval(sanity)}, and the data earned {_number(sanity.data)}{_replayed(sanity)}"
         )
     if no_vote or clone is None:
         reasons = [f"The judge has no vote: {why}." for why in no_vote]
@@ -144,7 +208,7 @@ def decide(
     reasons = (
         [
             f"The judge says {_interval(sanity)} of actions like the data's, which earned "
-            f"{_number(data)}."
+            f"{_number(data)}{_replayed(sanity)}."
         ]
         if sanity is not None
         else []
@@ -184,6 +248,19 @@ def _gains(judged: Judged, data_returns: Float[np.ndarray, " starts"], clone: Ju
         f"{_number(over_data)}, over cloning at least {_number(over_clone)}"
         + (f"; {cut:.0%} of its rollouts leave what the judge knows." if cut else ".")
     )
+
+
+def _replayed(sanity: Sanity) -> str:
+    """What the judge makes of the log's own actions, where its word on the clone is not enough."""
+    of = sanity.excerpts
+    if of is None or not (sanity.poor_copy or not sanity.reproduced):
+        return ""
+    found = (
+        f"replaying the recorded actions of {of.count} excerpts of the log it gets "
+        f"{_number(of.judged)} where {_number(of.data)} was paid, off by {_number(of.error)}, and "
+        f"{of.judged_ended:.0%} of them end ({of.data_ended:.0%} in the log)"
+    )
+    return f"; {found}" + (": it is the copy that falls short" if sanity.poor_copy else "")
 
 
 def _interval(of: Judged | Sanity) -> str:

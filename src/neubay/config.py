@@ -87,12 +87,16 @@ class WorldConfig(Section):
     beta: float = Field(0.0, ge=0, le=1)
     """Weight sigma^(2 beta) of each dimension in the likelihood (beta-NLL): 0 for the plain one,
     which soon neglects what it took for noise, 1 for the squared error."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Members are a running mean of their weights, which forgets a step to this share: 0.999 is a
+    mean of about a thousand steps, without the noise of the last ones. 0 for the weights as they
+    are."""
     quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
     termination: Literal["auto", "rule", "learned", "none"] = "auto"
     """What ends imagined episodes: the task's rule, heads that learn it from the data's terminals,
     or nothing. auto: the rule where one is known, else learned where there are terminals."""
-    later: ClassVar[frozenset[str]] = frozenset({"decay", "termination", "unit", "beta"})
+    later: ClassVar[frozenset[str]] = frozenset({"decay", "termination", "unit", "beta", "average"})
 
     @model_validator(mode="after")
     def _members_fit_pool(self) -> "WorldConfig":
@@ -464,6 +468,7 @@ _CPU: dict[str, Any] = {
         "max_steps": 11_700,  # 30 epochs of 100,000 transitions
         "unit": "change",
         "beta": 0.5,  # halves the error at equal time
+        "average": 0.999,
     },
     "rollout": {"rollouts": 50, "initial_share": 0.2},
     "agent": {

@@ -1,5 +1,6 @@
 """Gradient steps of a pool: members never meet, whatever device they are on."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -87,6 +88,37 @@ def test_a_member_trains_alone_as_it_does_in_the_pool(dataset: Dataset) -> None:
             np.testing.assert_allclose(leaf[place], one[0], rtol=1e-4, atol=1e-5)
     first, second = (pool.members.head.weight[n] for n in (0, 1))
     assert np.abs(first - second).max() > 0.1
+
+
+@pytest.mark.slow
+def test_the_average_is_the_running_mean_of_the_weights(dataset: Dataset) -> None:
+    """It is what the training comes to, and changes nothing in it."""
+    rows, _ = transitions.split_rows(dataset.world_rows, CONFIG, seed=0)
+    epochs = transitions.Epochs(dataset, rows, batch=64, batches_per_call=1, seed=0)
+    scaler, forget = transitions.fit_scaler(dataset), 0.75
+
+    def steps(average: float) -> list[training.Learner]:
+        config = CONFIG.model_copy(update={"average": average})
+        recipe = Recipe.of(dataset.task, config)
+        keys = training.member_keys(CONFIG.pool, seed=0)
+        learner, _ = training.initialise(keys, recipe)
+        seen, lanes = [jax.tree.map(np.asarray, learner)], training.spread(learner, recipe.layout)
+        shuffles = training.epoch_shuffles(keys, 0, 0)
+        for share in itertools.islice(epochs.shares(0, 0), 3):
+            lanes = training.train(lanes, shuffles, share, scaler, recipe)
+            seen.append(jax.tree.map(np.asarray, training.joined(lanes)))
+        return seen
+
+    averaged = steps(forget)
+    mean = averaged[0].members.head.weight
+    for learner in averaged[1:]:
+        mean = forget * mean + (1 - forget) * learner.members.head.weight
+    np.testing.assert_allclose(averaged[-1].result.head.weight, mean, rtol=1e-4, atol=1e-6)
+    plain = steps(0.0)[-1]
+    assert plain.average is None
+    np.testing.assert_allclose(
+        plain.result.head.weight, averaged[-1].members.head.weight, rtol=1e-4, atol=1e-6
+    )
 
 
 SHARDED = """

@@ -100,7 +100,7 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     def epoch_of_one_step() -> Any:
         nonlocal lanes, best
         lanes = training.train(lanes, shuffles, share._replace(last=1), scaler, recipe)
-        members = training.joined([lane.members for lane in lanes])
+        members = training.joined([lane.result for lane in lanes])
         score = training.validate(members, validation, scaler, recipe)
         best, _ = training.keep_best(best, members, score, config)
         return best

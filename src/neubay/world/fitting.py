@@ -308,7 +308,7 @@ def _train_pool(
             state.lanes = train(state.lanes, shuffles, share, scaler, recipe)
             state.shares += 1
             pauses.pause(state, "training", state.shares / len(epochs))
-        members = joined([lane.members for lane in state.lanes])
+        members = joined([lane.result for lane in state.lanes])
         score = validate(members, validation, scaler, recipe)
         state.best, improved = keep_best(state.best, members, score, config)
         state.end_epoch(np.asarray(score), np.asarray(improved))

@@ -32,6 +32,13 @@ class Learner(eqx.Module):
 
     members: Member
     optimiser: optax.OptState
+    average: Member | None = None
+    """The running mean of their weights, where there is one."""
+
+    @property
+    def result(self) -> Member:
+        """What the training has come to."""
+        return self.members if self.average is None else self.average
 
 
 Stacked = TypeVar("Stacked")  # the leading axis of every leaf is the pool's
@@ -156,7 +163,8 @@ def initialise(keys: Key[Array, " pool"], recipe: Recipe) -> tuple[Learner, Snap
         return Member(recipe.inputs, recipe.outputs, recipe.config, key=key)
 
     members = jax.vmap(member)(keys)
-    learner = Learner(members, jax.vmap(_optimiser(recipe).init)(members))
+    average = jax.tree.map(jnp.copy, members) if recipe.config.average else None
+    learner = Learner(members, jax.vmap(_optimiser(recipe).init)(members), average)
     return learner, Snapshots(members, jnp.full(len(keys), jnp.inf))
 
 
@@ -236,6 +244,13 @@ def train(
         return list(threads.map(lambda *lane: jax.block_until_ready(advance(*lane)), lanes, parts))
 
 
+def _averaged(average: Member | None, members: Member, forget: float) -> Member | None:
+    """The running mean after a step."""
+    if average is None:
+        return None
+    return jax.tree.map(lambda mean, new: new + forget * (mean - new), average, members)
+
+
 @functools.cache
 def trainer(recipe: Recipe) -> Callable[..., Learner]:
     """The compiled function behind `train`."""
@@ -257,7 +272,8 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
             gradient = jax.grad(loss)(learner.members, batch, config.beta)
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats
                 update, state = optimiser.update(gradient, learner.optimiser, learner.members)
-            return Learner(optax.apply_updates(learner.members, update), state)
+            members = optax.apply_updates(learner.members, update)
+            return Learner(members, state, _averaged(learner.average, members, config.average))
 
         def group_steps(learner: Learner, keys: UInt32[Array, "group rounds"]) -> Learner:
             side_by_side = jax.vmap(step, in_axes=(0, 0, None))

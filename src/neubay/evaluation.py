@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from neubay.agents import Agent, AgentState
 from neubay.config import TrainConfig, known
@@ -65,11 +65,22 @@ def act(policy: ActingPolicy, memory: Any, inputs: AgentInput, key: Any, step: A
     return policy.act(memory, inputs, keys)
 
 
-def evaluate(
-    task: Task, policy: ActingPolicy, *, episodes: int, seed: int, gamma: float = 0.99
-) -> Evaluation:
-    """Run `policy` for exactly `episodes` episodes of the task's environment, side by side, and
-    return what each one earned."""
+class Episodes(NamedTuple):
+    """E episodes as they were played, side by side; a shorter one repeats its last state."""
+
+    state: Float[np.ndarray, "rows episodes s"]  # s_0 .. s_L of the longest
+    action: Float[np.ndarray, "steps episodes a"]  # in [-1, 1] or one-hot, as policies act
+    reward: Float[np.ndarray, "steps episodes"]  # raw, in float64; zero beyond an episode's end
+    length: Int[np.ndarray, " episodes"]
+
+    @property
+    def live(self) -> Bool[np.ndarray, "steps episodes"]:
+        """Which steps happened."""
+        return np.arange(len(self.reward))[:, None] < self.length
+
+
+def play(task: Task, policy: ActingPolicy, *, episodes: int, seed: int) -> Episodes:
+    """Run `policy` for exactly `episodes` episodes of the task's environment, side by side."""
     if task.make_env is None:
         raise TaskError(
             f"task '{task.name}' has no environment, so no policy can be scored in it; "
@@ -80,7 +91,24 @@ def evaluate(
             stack.enter_context(contextlib.closing(task.make_env())) for _ in range(episodes)
         ]
         states = [env.reset(seed=seed + i)[0] for i, env in enumerate(environments)]
-        return _roll(task, policy, environments, states, seed, gamma)
+        return _roll(task, policy, environments, states, seed)
+
+
+def evaluate(
+    task: Task, policy: ActingPolicy, *, episodes: int, seed: int, gamma: float = 0.99
+) -> Evaluation:
+    """What each of `episodes` episodes of the policy earned."""
+    played = play(task, policy, episodes=episodes, seed=seed)
+    shifted = np.where(played.live, played.reward + task.reward_shift, 0.0)
+    discount = np.array([gamma**step for step in range(len(shifted))])
+    returns = np.cumsum(played.reward, axis=0)[-1]  # one after the other, as they were paid
+    return Evaluation(
+        returns,
+        np.cumsum(discount[:, None] * shifted, axis=0)[-1],
+        played.length,
+        task.score(returns),
+        _opening(played.state[0], played.action[0]),
+    )
 
 
 def score(
@@ -114,37 +142,36 @@ def score(
 
 
 def _roll(
-    task: Task, policy: ActingPolicy, environments: list, states: list, seed: int, gamma: float
-) -> Evaluation:
+    task: Task, policy: ActingPolicy, environments: list, states: list, seed: int
+) -> Episodes:
     count = len(environments)
     key = jax.random.key(seed)
     memory = policy.initial(count)
     state = np.stack(states).astype(np.float32).reshape(count, -1)
     last_action = np.zeros((count, task.actions.size), np.float32)
     last_reward = np.zeros(count, np.float32)
-    returns, discounted = np.zeros(count), np.zeros(count)
+    visited, actions, rewards = [state.copy()], [], []
     lengths = np.zeros(count, np.int64)
     live = np.ones(count, bool)
     for step in range(task.horizon):
         start = np.full(count, step == 0)
         inputs = AgentInput(state, last_action, last_reward, start)
         memory, action = act(policy, memory, inputs, key, np.int32(step))
-        last_action = np.array(action)
-        if step == 0:
-            opening = _opening(state, last_action)
+        last_action, paid = np.array(action), np.zeros(count)
         commands = task.from_unit(last_action)
         for i in np.flatnonzero(live):
             observation, reward, terminated, truncated, _ = environments[i].step(commands[i])
-            shifted = float(reward) + task.reward_shift
+            paid[i] = float(reward)
             state[i] = np.asarray(observation, np.float32).reshape(-1)
-            last_reward[i] = shifted
-            returns[i] += float(reward)
-            discounted[i] += gamma**step * shifted
+            last_reward[i] = paid[i] + task.reward_shift
             lengths[i] = step + 1
             live[i] = not (terminated or truncated)
+        visited.append(state.copy())
+        actions.append(last_action)
+        rewards.append(paid)
         if not live.any():
             break
-    return Evaluation(returns, discounted, lengths, task.score(returns), opening)
+    return Episodes(np.stack(visited), np.stack(actions), np.stack(rewards), lengths)
 
 
 def _opening(
@@ -153,7 +180,7 @@ def _opening(
     """(s_0, a_0) of every episode, as tapes of one row for the critic to judge."""
     one = np.ones((len(state), 1), bool)
     return Tape(
-        state=state[:, None].copy(),  # overwritten as the episode proceeds
+        state=state[:, None],
         action=action[:, None],
         reward=np.zeros(one.shape, np.float32),
         terminated=~one,

@@ -97,7 +97,8 @@ def test_a_log_cut_at_half_its_episodes_changes_no_verdict(gain: list[float]) ->
 
 def test_bounds_are_quantiles_over_members() -> None:
     estimate = np.array([[0.0, 2.0], [2.0, 4.0], [4.0, 6.0]])
-    rollouts = Rollouts(estimate, estimate - 1, np.full((3, 2), 5), np.zeros((3, 2), bool))
+    steps = np.full((3, 2), 5)
+    rollouts = Rollouts(estimate, estimate - 1, steps, np.zeros((3, 2), bool), steps)
     found = Judged("policy", rollouts, "run", 7, {"score": 3.0}).record()
     assert found == {
         "name": "policy",

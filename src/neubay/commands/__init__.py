@@ -42,6 +42,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analyze:termination",
         "do learned ends agree with the known rule",
     ),
+    "analyze exploitation": (
+        "analyze:exploitation",
+        "what worlds promise of their policies against what the environment pays",
+    ),
     "analyze table": ("analyze:table", "tables in Markdown of what the analyses found"),
     "analyze selection": (
         "analyze:selection",

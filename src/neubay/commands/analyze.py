@@ -211,6 +211,118 @@ def termination(
     _put_tables(text, shown.markdown(records), shown.BEGIN)
 
 
+def exploitation(
+    sources: Sources,
+    *,
+    data: Datasets = (),
+    held_out: Annotated[str | None, tyro.conf.arg(metavar="DATASET", help_behavior_hint="")] = None,
+    belongs: Belongs = NO_FLAGS,
+    episodes: int = 20,
+    policies: int = 1,
+    seed: int = 0,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None,
+) -> None:
+    """Whether policies exploit the posterior that they were trained in: each is run in its world
+    and in the environment from the same starts. What was promised against what is paid; whether
+    uncertainty cuts where the world is wrong, how early or late; what the cut costs on the data.
+
+    Args:
+        sources: Run directories of 'neubay train', folders of them, or JSON files that --out wrote;
+            runs that are damaged, not finished or without a world are left out, with a warning.
+        data: The datasets of the runs, where they are not where they were.
+        held_out: Episodes that no world has seen, such as a validation file; for runs of one
+            dataset. Without it, one-step errors are those of rows that the worlds held out, and
+            the episodes are of the training data.
+        episodes: In the environment, from each of which the world is run too; and of the data.
+        policies: So many of each run, spread evenly over its training; one is the last.
+        seed: Of environments and draws.
+        out: Write what was found to this JSON file.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+        figures: Draw exploitation_promised.png and exploitation_cuts.png into this folder.
+    """
+    from neubay.report.parts.figures import save
+    from neubay.report.studies import exploitation as shown
+
+    _at_least_one("--episodes", episodes)
+    _at_least_one("--policies", policies)
+    if not sources:
+        raise NeubayError("name run directories, or a JSON file that --out wrote")
+    measured = _measure_runs(
+        [path for path in sources if not path.is_file()], data, held_out, belongs,
+        episodes=episodes, policies=policies, seed=seed,
+    )  # fmt: skip
+    files = [path for path in sources if path.is_file()]
+    records = shown.merged([*(shown.records_of(path, read_json(path)) for path in files), measured])
+    if not records:
+        raise NeubayError("no run could be measured")
+    if out is not None:
+        atomic_write_json(out, {shown.KEY: records, "provenance": provenance()})
+    if figures is not None:
+        save(shown.promised_figure(records), figures / "exploitation_promised.png")
+        save(shown.cuts_figure(records), figures / "exploitation_cuts.png")
+    _put_tables(text, shown.markdown(records), shown.BEGIN)
+
+
+def _measure_runs(
+    directories: list[Path],
+    data: tuple[tuple[str, ...], ...],
+    held_out: str | None,
+    belongs: TaskFlags,
+    *,
+    episodes: int,
+    policies: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """What `studies.exploitation` finds of the policies of runs; what cannot be is said."""
+    if not directories:
+        return []
+    from neubay.studies import exploitation as study
+
+    found = [run for run in read_runs(directories)[0] if _is_finished(run)]
+    if held_out is not None and len({run.hash for run in found}) > 1:
+        raise NeubayError(
+            "--held-out belongs to one dataset, and these runs are of several: measure those of "
+            "each dataset with an --out of its own, then give these files"
+        )
+    datasets = {dataset.hash: dataset for dataset in _datasets(data, belongs)}
+    unseen = None if held_out is None else _datasets(((held_out,),), belongs)[0]
+    records = []
+    for run in found:
+        try:
+            dataset = _data_of(run, datasets, belongs)
+            subject = study.open_run(Path(run.directory), dataset, run.changed)
+            on_data, unit = study.on_data(subject, unseen, episodes=episodes, seed=seed)
+            for step, file in subject.policies(policies):
+                result = study.exploitation(
+                    subject, step, file, on_data, unit, episodes=episodes, seed=seed
+                )
+                records.append(result.record())
+                say(
+                    f"{result.run} at step {step:,}: promised {result.promised:,.0f}, paid "
+                    f"{result.paid:,.0f}, false safe {result.cuts.false_safe:.0%}",
+                    file=sys.stderr,
+                )
+        except NeubayError as problem:
+            say(f"warning: left out: {run.directory}: {problem}", file=sys.stderr)
+    return records
+
+
+def _data_of(run: "RunRecord", datasets: dict[str, "Dataset"], belongs: TaskFlags) -> "Dataset":
+    """The data of a run: one that is known by now, or where the run had it from."""
+    if run.hash not in datasets:
+        source = run.about["dataset"].get("source")
+        try:
+            (dataset,) = _datasets(((str(source),),), belongs)
+        except NeubayError as problem:
+            raise NeubayError(f"its data is not at {source}: name it (--data): {problem}") from None
+        datasets[dataset.hash] = dataset
+    if run.hash not in datasets:
+        raise NeubayError(f"{source} is not what it was trained on any more: name it (--data)")
+    return datasets[run.hash]
+
+
 def table(
     files: Files,
     *,

@@ -78,6 +78,8 @@ class Rollouts(NamedTuple):
     floor: Float[np.ndarray, "members starts"]
     length: Int[np.ndarray, "members starts"]
     cut: Bool[np.ndarray, "members starts"]
+    cut_time: Int[np.ndarray, "members starts"]
+    """Steps before the cut; all of them where there was none."""
 
 
 class Reproduced(NamedTuple):
@@ -186,20 +188,25 @@ class Trial:
         *,
         seed: int,
         ended_by: EndedBy | None = None,
+        episode: Int[np.ndarray, " starts"] | None = None,
+        member: Int[np.ndarray, " members"] | None = None,
     ) -> "Trial":
         """Every start in every member: about `ROLLOUTS` rollouts. `ended_by` tells terminal states;
-        by default the task's rule, if it has one."""
+        by default the task's rule, if it has one. `episode` and `member` are the starts and the
+        members; by default starts are drawn, and all members are taken."""
         usual: EndedBy = "none" if task.termination is None else "rule"
-        episode = draw_starts(record, max(ROLLOUTS // world.size, FEWEST_STARTS), seed)
-        rng, count = np.random.default_rng([seed, 1]), world.size * len(episode)
+        if episode is None:
+            episode = draw_starts(record, max(ROLLOUTS // world.size, FEWEST_STARTS), seed)
+        member = np.arange(world.size) if member is None else member
+        rng, count = np.random.default_rng([seed, 1]), len(member) * len(episode)
         low, high = (np.float32(r + record.reward_shift) for r in record.reward_range)
         terminal = record.terminal_reward
         conditions = Conditions(
             world,
             task.termination,
             ended_by or usual,
-            member=jnp.asarray(np.repeat(np.arange(world.size, dtype=np.int32), len(episode))),
-            limit=jnp.asarray(np.tile(record.limit[episode], world.size).astype(np.int32)),
+            member=jnp.asarray(np.repeat(member.astype(np.int32), len(episode))),
+            limit=jnp.asarray(np.tile(record.limit[episode], len(member)).astype(np.int32)),
             entropy=jnp.asarray(rng.integers(1 << 32, size=(count, 2), dtype=np.uint32)),
             threshold=jnp.asarray(np.float32(threshold)),
             reward_low=jnp.asarray(low),
@@ -283,7 +290,7 @@ class Trial:
         after = np.asarray(sums.after, np.float64) - shift * beyond
         least = self.record.floor(limit - np.asarray(sums.cut_time))
         floor = before + np.where(sums.cut, np.minimum(after, least), 0.0)
-        found = (before + after, floor, np.asarray(sums.time), np.asarray(sums.cut))
+        found = before + after, floor, *map(np.asarray, (sums.time, sums.cut, sums.cut_time))
         return Rollouts(*(leaf.reshape(-1, len(self.episode)) for leaf in found))
 
 
@@ -293,7 +300,7 @@ def _begin(
     """Every start in every member, before its first step."""
     limit = np.asarray(conditions.limit)
     count = len(limit)
-    everywhere = np.tile(start, (conditions.world.size, 1)).astype(np.float32)
+    everywhere = np.tile(start, (count // len(start), 1)).astype(np.float32)
     nothing = jnp.asarray(np.zeros(count, np.float32))  # from NumPy: without a program each
     none, never = (jnp.asarray(np.zeros(count, kind)) for kind in (np.int32, bool))
     sums = Sums(jnp.asarray(limit > 0), none, never, none, nothing, nothing)

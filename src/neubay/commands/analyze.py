@@ -8,7 +8,7 @@ import tyro
 
 from neubay import published
 from neubay.commands.options import TaskFlags, Unprefixed, named_data
-from neubay.commands.report import read_runs
+from neubay.commands.report import preset_of, read_runs
 from neubay.commands.text import Console, say
 from neubay.errors import NeubayError, damage_reported
 from neubay.runs.files import atomic_write_json, read_json, write_between
@@ -292,7 +292,7 @@ def _measure_runs(
     for run in found:
         try:
             dataset = _data_of(run, datasets, belongs)
-            subject = study.open_run(Path(run.directory), dataset, run.changed)
+            subject = study.open_run(Path(run.directory), dataset, _changed(run))
             on_data, unit = study.on_data(subject, unseen, episodes=episodes, seed=seed)
             for step, file in subject.policies(policies):
                 result = study.exploitation(
@@ -307,6 +307,20 @@ def _measure_runs(
         except NeubayError as problem:
             say(f"warning: left out: {run.directory}: {problem}", file=sys.stderr)
     return records
+
+
+def _changed(run: "RunRecord") -> tuple[str, ...]:
+    """Where a run differs from today's preset, also in settings that came after it."""
+    from neubay.config import TrainConfig, validated
+    from neubay.runs.values import flat
+
+    config = validated(TrainConfig, run.config, str(run.directory))
+    usual = flat(preset_of(run.about))
+    return tuple(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in flat(config.model_dump()).items()
+        if value != usual.get(name, value)
+    )
 
 
 def _data_of(run: "RunRecord", datasets: dict[str, "Dataset"], belongs: TaskFlags) -> "Dataset":

@@ -10,6 +10,7 @@ from helpers.known_worlds import untrained
 from helpers.small_runs import swings, tiny
 from neubay import algorithm, experience, imagination
 from neubay.config import AgentConfig, settle
+from neubay.data.dataset import Dataset
 from neubay.experience import Imagined, Recorded, batch_shape
 from neubay.imagination import Rollouts
 from neubay.replay import BatchShape
@@ -65,6 +66,12 @@ def test_steps_are_rounded_up_each_time_that_is_gathered(
     done: list[str] = []
 
     class Gathering(Recorded):
+        def __init__(self, dataset: Dataset, *_: Any) -> None:
+            super().__init__(dataset)
+
+        def warm_start(self, agent: Any, state: Any, shape: Any) -> Any:
+            return state
+
         def gather(self, *_: Any) -> tuple[int, dict]:
             done.append("gather")
             return [20, 21, 1, 400][done.count("gather") - 1], {}
@@ -72,7 +79,7 @@ def test_steps_are_rounded_up_each_time_that_is_gathered(
         def sample(self, *_: Any) -> Any:
             done.append("step")
 
-    monkeypatch.setattr(algorithm, "Recorded", Gathering)
+    monkeypatch.setattr(algorithm, "Imagined", Gathering)
     monkeypatch.setattr(algorithm.agents, "make", lambda *_: Idle())
     monkeypatch.setattr(algorithm, "score", lambda *_: None)
     monkeypatch.setattr(algorithm, "UPDATES_PER_CALL", 1)
@@ -81,7 +88,7 @@ def test_steps_are_rounded_up_each_time_that_is_gathered(
     kept = Checkpoints(tmp_path, every=1e9)
     algorithm.train_agent(
         data,
-        None,
+        untrained(data, layer_norm=True),
         config,
         lambda row: None,
         kept,

@@ -43,20 +43,20 @@ class Trained(NamedTuple):
 
 def train_agent(
     dataset: Dataset,
-    fitted: FittedWorld | None,
+    fitted: FittedWorld,
     config: TrainConfig,
     track: Tracker,
     checkpoints: Checkpoints,
     keep: Keep | None = None,
     update: agents.Update = agents.update,
 ) -> Trained:
-    """The while-loop of Algorithm 1. Behaviour cloning needs no world and imagines nothing.
+    """The while-loop of Algorithm 1.
     A turn of the loop gathers experience, or makes some of the gradient steps that are due for it;
     between two turns the training can be stopped and resumed.
     """
     task, seed, steps = dataset.task, config.seed, known(config.agent.steps)
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
-    experience = Imagined(dataset, fitted, config) if fitted else Recorded(dataset, config)
+    experience = Imagined(dataset, fitted, config)
     shape, every = batch_shape(task, config), max(steps // config.evaluation.evaluations, 1)
     most = max(min(UPDATES_PER_CALL, ROWS_PER_CALL // shape.size), 1)
     begun = agent.init(jax.random.key(seed), constants(dataset, config.agent))

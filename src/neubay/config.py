@@ -631,5 +631,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "markov": {"agent": {"memory": "none", "window": 1, "burn_in": 0}},
     "sac": {"agent": {"heads": 2, "target_heads": 2}},
-    "bc": {"agent": {"algorithm": "bc"}},
+    # As large as the agent; the rest is cloning's own, whatever the preset.
+    "bc": {
+        "agent": {
+            "algorithm": "bc",
+            "memory": "gated",
+            "standardise": True,
+            "encoder_lr": 1e-3,
+            "head_lr": 1e-3,
+            "tape": 512,
+            "window": 16,
+            "burn_in": 16,
+            "steps": 20_000,
+        }
+    },
 }

@@ -16,7 +16,7 @@ from neubay.errors import ConfigError, WorldError
 from neubay.imagination import Rules
 from neubay.replay import BatchShape, Replay, discounted_returns, sample_data
 from neubay.runs.signals import stop_if_signalled
-from neubay.tape import Tape, tape_length
+from neubay.tape import Prefix, Tape, tape_length
 from neubay.tasks import Task
 from neubay.world import FittedWorld, ended_by, fit_scaler
 
@@ -145,22 +145,14 @@ class Imagined:
 
 
 class Recorded:
-    """Experience for behaviour cloning: the data as it is."""
+    """Experience for behaviour cloning: the data as it is, or these parts of it."""
 
-    def __init__(self, dataset: Dataset, config: TrainConfig) -> None:
-        self.dataset, self.config = dataset, config
-
-    def warm_start(self, agent: Agent, state: AgentState, shape: BatchShape) -> AgentState:
-        """Nothing: the data is all there is."""
-        return state
-
-    def gather(self, agent: Agent, state: AgentState, iteration: int) -> tuple[int, dict[str, Any]]:
-        """Nothing to gather: all gradient steps are due at once."""
-        return math.ceil(known(self.config.agent.steps) / self.config.agent.updates_per_row) + 1, {}
+    def __init__(self, dataset: Dataset, parts: Prefix | None = None) -> None:
+        self.dataset, self.parts = dataset, parts
 
     def sample(self, rng: np.random.Generator, batches: int, shape: BatchShape) -> Tape:
         """Batches of episodes of the data, whole or in windows."""
-        return sample_data(self.dataset, rng, batches, shape)
+        return sample_data(self.dataset, rng, batches, shape, parts=self.parts)
 
     def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
         """Nothing: the data is not part of a checkpoint."""

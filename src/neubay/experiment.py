@@ -19,7 +19,7 @@ import numpy as np
 from neubay import agents, data, imagination, preflight, selection, world
 from neubay.agents import Agent, AgentState, Update
 from neubay.algorithm import Trained, train_agent
-from neubay.baseline import train_clone
+from neubay.cloning import account, clone, in_words, train_clone
 from neubay.config import (
     Preset,
     SelectionConfig,
@@ -225,8 +225,9 @@ def run(
             world.tell_choice(dataset, config.world, tell)
             fitted, seconds["world"] = _world(dataset, config, directory, fitted, shown)
         track = tracking.together([tracking.json_lines(metrics), halt, *trackers])
-        within, keep = fitted if needs_world else None, _keeper(dataset, directory)
-        trained = train_agent(dataset, within, config, track, checkpoints, keep, update)
+        how = config, track, checkpoints, _keeper(dataset, directory), update
+        within = fitted if needs_world else None
+        trained = clone(dataset, *how) if within is None else train_agent(dataset, within, *how)
         about_it = dataset, fitted, config, trained, directory
         judging = None if select is None else (select, judged_as or config.world)
         policy, summary = _result(*about_it, seconds | trained.seconds, judging, shown)
@@ -289,9 +290,10 @@ def _select(
     folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
     world_progress, stage_progress, tell = shown
     cloned = config.agent.algorithm == "bc"  # the run is the clone
+    about = {}
     if settings.baseline and not cloned:
         with tracking.clock(seconds, "clone"):
-            train_clone(
+            about["clone"] = train_clone(
                 dataset,
                 config,
                 settings,
@@ -316,7 +318,7 @@ def _select(
             progress=lambda name, share: stage_progress("selection", share),
         )
     chosen = {name: selected.chosen[name] for name in ("estimate", "lower", "upper")}
-    return {"verdict": selected.verdict, "chosen": selected.record["chosen"], **chosen}
+    return {"verdict": selected.verdict, "chosen": selected.record["chosen"], **chosen, **about}
 
 
 def _result(
@@ -337,6 +339,9 @@ def _result(
         chosen = _select(dataset, config, judged, directory, seconds, shown)
     with tracking.clock(seconds, "summary"):
         summary = summarise(dataset, fitted, config, trained) | chosen
+    if config.agent.algorithm == "bc":
+        summary["clone"] = account(trained)
+        shown[-1](in_words(summary["clone"]))
     summary["seconds"] = seconds | {"total": sum(seconds.values())}
     summary = finite(summary)
     atomic_write_json(directory / rundir.SUMMARY_FILE, summary)
@@ -453,7 +458,7 @@ def summarise(
         "task": task.name,
         "environment": task.env_name if task.make_env is not None else None,
         "seed": config.seed,
-        "steps": config.agent.steps,
+        "steps": trained.metrics.get("step", config.agent.steps),
         "return_mean": evaluation.get("return_mean"),
         "return_std": evaluation.get("return_std"),
         "episodes": evaluation.get("episodes", 0),

@@ -244,14 +244,16 @@ def sample_data(
     batches: int,
     shape: BatchShape,
     returns: Float[np.ndarray, " rows"] | None = None,
+    parts: Prefix | None = None,
 ) -> Tape:
     """Batches of the data alone in the replay's layout: whole episodes, each as likely as any
     other, or windows, every transition as likely as any other.
 
-    An episode goes as far as it may be a history: to its first terminal, and to T at most. With
-    the `returns` of its rows, a step's value to learn is its return, after which nothing follows.
+    An episode goes as far as it may be a history: to its first terminal, and to T at most; or only
+    some `parts` of episodes are drawn from. With the `returns` of its rows, a step's value to learn
+    is its return, after which nothing follows.
     """
-    first, length = (np.asarray(leaf) for leaf in dataset.histories)
+    first, length = (np.asarray(leaf) for leaf in parts or dataset.histories)
 
     def take(episode: Int[np.ndarray, " n"], offset: Int[np.ndarray, " n"]) -> Tape:
         rows = first[episode] + offset

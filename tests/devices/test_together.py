@@ -151,7 +151,7 @@ def test_a_signal_stops_all_and_they_are_resumed(
     assert [len(rows(run)) for run in runs] == [1, 1]
     assert not any((run / "summary.json").exists() for run in runs)
     neubay.train_together(dataset, seeds=(0, 1), out=tmp_path, **chosen)
-    assert len(made) == 3  # 120 steps in calls of 50
+    assert len(made) == 6  # 120 steps in calls of 50, with memory and without
     for seed, run in enumerate(runs):
         assert [row["step"] for row in rows(run) if row["kind"] == "train"] == [50, 100, 120]
         alone = experiment.train(dataset, seed=seed, out=tmp_path / f"alone{seed}", **chosen)

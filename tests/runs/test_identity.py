@@ -92,7 +92,7 @@ def test_a_score_that_is_no_number_is_never_the_best(
     data: Dataset, config: TrainConfig, tmp_path: Path
 ) -> None:
     kept = checkpoints.Checkpoints(tmp_path / "checkpoints", tell=print)
-    state, at, nothing = {"w": jnp.zeros(2)}, algorithm.Position(), Recorded(data, config)
+    state, at, nothing = {"w": jnp.zeros(2)}, algorithm.Position(), Recorded(data)
     found = []
     for step, mean in enumerate([math.nan, 1.0, math.nan, 0.5, 2.0], start=1):
         at.step, at.evaluation = step, {"step": step, "return_mean": mean}

@@ -16,7 +16,7 @@ from helpers.known_worlds import linear_world
 from helpers.small_runs import swings, tiny
 from helpers.walks import LIMIT, LONGEST, walks
 from neubay import agents, cli, experiment, selection, world
-from neubay.baseline import clone_config
+from neubay.cloning import clone_config
 from neubay.config import SelectionConfig, WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, RunError

@@ -33,6 +33,7 @@ from neubay.agents.networks import (
     Head,
     Histories,
     RecurrentPolicy,
+    before_tanh,
     generator,
     imitation,
     make_encoder,
@@ -110,6 +111,14 @@ class Imitator(RecurrentAgent):
     ) -> tuple[Float[Array, ""], Metrics]:
         """How badly the actions are imitated, and what is told of it."""
 
+    @abc.abstractmethod
+    def log_likelihood(self, actor: Any, tape: Tape) -> Float[Array, "rows *slots"]:
+        """Log-likelihood of the action at every row."""
+
+    @abc.abstractmethod
+    def policy(self, state: AgentState, deterministic: bool) -> RecurrentPolicy:
+        """The imitator as imagination and evaluation see it."""
+
     @property
     def optimiser(self) -> optax.GradientTransformation:
         return network_optimiser(self.config, decay=True)
@@ -155,6 +164,9 @@ class Agent(Imitator):
         told = {"squared_error": fit.squared_error, "log_likelihood": fit.log_likelihood}
         return fit.loss, told
 
+    def log_likelihood(self, actor: Actor, tape: Tape) -> Float[Array, "rows *slots"]:
+        return actor(read(tape, 0)[0]).log_prob(before_tanh(tape.action))
+
     def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
         return GaussianPolicy(state.actor, deterministic)
 
@@ -172,7 +184,7 @@ class DiscreteAgent(Imitator):
         weights: Float[Array, "rows *slots"],
     ) -> tuple[Float[Array, ""], Metrics]:
         logits = actor(histories)
-        likelihood = (jax.nn.log_softmax(logits) * action).sum(axis=-1)
+        likelihood = _log_probability(logits, action)
         likeliest = logits.argmax(axis=-1) == jnp.asarray(action).argmax(axis=-1)
         told = {
             "log_likelihood": jnp.vdot(weights, likelihood),
@@ -180,5 +192,14 @@ class DiscreteAgent(Imitator):
         }
         return -told["log_likelihood"], told
 
+    def log_likelihood(self, actor: Chooser, tape: Tape) -> Float[Array, "rows *slots"]:
+        return _log_probability(actor(read(tape, 0)[0]), tape.action)
+
     def policy(self, state: AgentState, deterministic: bool) -> CategoricalPolicy:
         return CategoricalPolicy(state.actor, deterministic)
+
+
+def _log_probability(
+    logits: Float[Array, "*rows a"], action: Float[AnyArray, "*rows a"]
+) -> Float[Array, "*rows"]:
+    return (jax.nn.log_softmax(logits) * action).sum(axis=-1)

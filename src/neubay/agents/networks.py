@@ -162,6 +162,11 @@ LARGEST_ACTION = 1 - 1e-3
 """Actions are clipped to this before atanh, which is infinite at 1."""
 
 
+def before_tanh(action: Float[AnyArray, "*rows a"]) -> Float[Array, "*rows a"]:
+    """u of the action tanh(u)."""
+    return jnp.arctanh(jnp.clip(action, -LARGEST_ACTION, LARGEST_ACTION))
+
+
 class Imitation(NamedTuple):
     """How well a policy fits actions, weighted over rows."""
 
@@ -179,7 +184,7 @@ def imitation(
     """The mode of the policy, which is what evaluation uses, is fitted to the actions by least
     squares; sigma around it by maximum likelihood, so that samples are as spread as the data is.
     """
-    u = jnp.arctanh(jnp.clip(action, -LARGEST_ACTION, LARGEST_ACTION))
+    u = before_tanh(action)
     around_mode = TanhGaussian(lax.stop_gradient(policy.mean), policy.log_sigma)
     error = ((policy.mode() - action) ** 2).sum(axis=-1)
     return Imitation(jnp.vdot(weights, error), jnp.vdot(weights, around_mode.log_prob(u)))

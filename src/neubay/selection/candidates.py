@@ -60,8 +60,10 @@ def _of_run(run: Run) -> Iterable[Candidate]:
     clone = folder / f"{CLONE}.npz"
     if clone.exists():
         yield Candidate(CLONE, clone, name, told=_told_of_clone(clone), is_clone=True)
-    end = directory / rundir.POLICY_FILE
-    for path in sorted(folder.glob("[0-9]*.npz")):
+    end, kept = directory / rundir.POLICY_FILE, sorted(folder.glob("[0-9]*.npz"))
+    if imitates and end.exists() and kept:  # stopped at its best, before the steps that it might do
+        last = int(kept[-1].stem)
+    for path in kept:
         step = int(path.stem)
         if step != last or not end.exists():
             yield Candidate(f"{name}@{step}", path, name, step, told.get(step))
@@ -73,7 +75,8 @@ def _of_run(run: Run) -> Iterable[Candidate]:
 def _told_of_clone(path: Path) -> dict[str, float] | None:
     beside = path.with_suffix(".json")
     told = read_json(beside) if beside.exists() else {}
-    return {name: told[name] for name in ("score", "return_mean") if is_number(told.get(name))}
+    names = ("score", "return_mean", "held_out_markov", "held_out_memory")
+    return {name: told[name] for name in names if is_number(told.get(name))}
 
 
 def _told(metrics: Path) -> dict[int | None, dict[str, float]]:

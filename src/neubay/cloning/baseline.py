@@ -6,8 +6,9 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from neubay.algorithm import train_agent
+from neubay.cloning.training import account, clone, in_words
 from neubay.config import (
     VARIANTS,
     AgentConfig,
@@ -24,7 +25,7 @@ from neubay.policy import LAYOUT, Policy
 from neubay.runs import rundir, tracking
 from neubay.runs.cache import cache_directory
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoints
-from neubay.runs.files import atomic, atomic_write_json
+from neubay.runs.files import atomic, atomic_write_json, read_json
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.signals import deferred_signals, stop_if_signalled
@@ -32,11 +33,14 @@ from neubay.runs.tracking import Row
 from neubay.selection import CLONE
 
 STEPS_SHARE = 0.25
-"""Of the agent's gradient steps, those of its clone."""
+"""Of the agent's gradient steps, those of its clone at most."""
+MOST_STEPS = int(VARIANTS["bc"]["agent"]["steps"])
+"""Gradient steps of a clone at most, unless the settings say otherwise."""
+VERSION = 2
+"""Of cloning: a clone of another one is not found."""
 TOLD = ("score", "return_mean")
 """What is kept of the clone's evaluation."""
 _OF_NO_USE = (
-    "algorithm",
     "heads",
     "target_heads",
     "alpha_lr",
@@ -60,12 +64,7 @@ _OF_NO_USE = (
 def clone_config(config: TrainConfig, settings: SelectionConfig) -> TrainConfig:
     """The settings of the clone that a run is compared with: networks as large as the agent's."""
     defaults = AgentConfig()
-    agent = config.agent.model_copy(
-        update={
-            **{name: getattr(defaults, name) for name in _OF_NO_USE},
-            "steps": settings.clone_steps or max(int(known(config.agent.steps) * STEPS_SHARE), 1),
-        }
-    )
+    agent = config.agent.model_copy(update={name: getattr(defaults, name) for name in _OF_NO_USE})
     cloned = TrainConfig(
         seed=settings.judge_seed,
         world=WorldConfig(),
@@ -73,7 +72,9 @@ def clone_config(config: TrainConfig, settings: SelectionConfig) -> TrainConfig:
         agent=agent,
         evaluation=EvaluationConfig(evaluations=1, episodes=config.evaluation.episodes),
     )
-    return updated(cloned, VARIANTS["bc"])
+    share = max(int(known(config.agent.steps) * STEPS_SHARE), 1)
+    steps = settings.clone_steps or min(share, MOST_STEPS)
+    return updated(updated(cloned, VARIANTS["bc"]), {"agent": {"steps": steps}})
 
 
 def train_clone(
@@ -84,9 +85,9 @@ def train_clone(
     *,
     progress: Callable[[float], None] = lambda share: None,
     tell: Tell = log,
-) -> Path:
+) -> dict[str, Any]:
     """Clone the data for a run of these settings, or find the clone of an earlier one; a copy of it
-    is put into `folder`."""
+    is put into `folder`. Returns what is known of it."""
     cloning = clone_config(config, settings)
     kept = clone_directory(dataset, cloning)
     if not (kept / rundir.SUMMARY_FILE).exists():
@@ -97,12 +98,14 @@ def train_clone(
     for name, path in ((rundir.SUMMARY_FILE, target.with_suffix(".json")), (target.name, target)):
         with atomic(path) as draft:
             shutil.copyfile(kept / name, draft)
-    return target
+    known_of_it = read_json(target.with_suffix(".json"))
+    tell(in_words(known_of_it))
+    return known_of_it
 
 
 def clone_directory(dataset: Dataset, config: TrainConfig) -> Path:
     """Where the clone of these data and settings is, or will be."""
-    identity = json.dumps([LAYOUT, dataset.hash, config.model_dump()], sort_keys=True)
+    identity = json.dumps([LAYOUT, VERSION, dataset.hash, config.model_dump()], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     clones = cache_directory() / "clones"
     return min(clones.glob(f"*-{digest}"), default=clones / f"{dataset.name}-{digest}")
@@ -126,11 +129,12 @@ def _train(
             directory / CHECKPOINTS, metrics, signalled=signalled, tell=lambda text: None
         )
         track = tracking.together([tracking.json_lines(metrics), show])
-        trained = train_agent(dataset, None, config, track, checkpoints)
+        trained = clone(dataset, config, track, checkpoints)
         policy = Policy.trained_on(dataset, trained.agent, trained.state)
         policy.save(directory / f"{CLONE}.npz")
         evaluation = trained.evaluation or {}
         told = {name: evaluation[name] for name in TOLD if evaluation.get(name) is not None}
-        atomic_write_json(directory / rundir.SUMMARY_FILE, {**told, "steps": config.agent.steps})
+        told |= account(trained) | {"steps": trained.metrics["step"]}
+        atomic_write_json(directory / rundir.SUMMARY_FILE, told)
         checkpoints.finish(kept=0)
         stop_if_signalled()

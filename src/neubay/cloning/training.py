@@ -1,0 +1,251 @@
+"""Behaviour cloning with and without memory: both learn from the same part of the data, and the one
+to which the rest is likelier is the clone.
+
+Of each candidate the weights are kept under which held-out actions were likeliest, and it is
+trained until that is some time ago. Memory must earn its place: where held-out actions are not
+clearly likelier with it, the clone has none. Memory reads states and rewards, not past actions.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from neubay import agents
+from neubay.agents import AgentState, Standardiser
+from neubay.agents.bc import Imitator
+from neubay.agents.divergence import refuse_divergence
+from neubay.algorithm import ROWS_PER_CALL, UPDATES_PER_CALL, Position, Trained, pause, resume
+from neubay.cloning.held_out import HeldOut, held_out, split
+from neubay.config import VARIANTS, TrainConfig, known, updated
+from neubay.data.dataset import Dataset
+from neubay.evaluation import Keep, score
+from neubay.experience import Recorded, batch_shape, constants
+from neubay.replay import BatchShape
+from neubay.runs.checkpoints import Checkpoints
+from neubay.runs.tracking import Tracker, clock
+from neubay.tasks import Task
+
+CHECKS = 50
+"""Times that the likelihood is looked at over the whole training."""
+PATIENCE = 0.2
+"""Of the whole training, how long a candidate goes on without a better likelihood."""
+HIDDEN = 1e30
+"""What divides an input that a clone is not to see."""
+CLEARLY = 2.0
+"""Standard errors by which held-out actions must be likelier with memory than without."""
+
+
+class Progress(NamedTuple):
+    """A candidate in training, and what it was at its best."""
+
+    state: AgentState
+    best: PyTree  # the network when held-out actions were likeliest
+    likelihood: Float[Array, " blocks"]  # log-likelihood of each block of them then
+    step: Int[Array, ""]  # when that was
+
+
+@dataclass
+class Candidate:
+    """What may become the clone."""
+
+    agent: Imitator
+    shape: BatchShape
+    progress: Progress
+
+    @property
+    def name(self) -> str:
+        return "markov" if self.agent.config.memory == "none" else "memory"
+
+    @property
+    def at_best(self) -> AgentState:
+        """Its state with the weights under which held-out actions were likeliest."""
+        return self.progress.state._replace(actor=self.progress.best)
+
+    def check(self, unseen: HeldOut, step: int) -> None:
+        """Look at the held-out likelihood: the weights are kept if they are the best so far."""
+        state, *best = self.progress
+        kept = _checked(self.agent, state.actor, tuple(best), unseen, np.int32(step))
+        self.progress = Progress(state, *kept)
+
+    def record(self, unseen: HeldOut) -> dict[str, float]:
+        """Its best likelihood per step, and when it was reached, as plain numbers."""
+        mean = float(self.progress.likelihood.sum()) / int(np.sum(unseen.steps))
+        return {f"held_out_{self.name}": mean, f"best_step_{self.name}": int(self.progress.step)}
+
+
+def clone(
+    dataset: Dataset,
+    config: TrainConfig,
+    track: Tracker,
+    checkpoints: Checkpoints,
+    keep: Keep | None = None,
+    update: agents.Update = agents.update,
+) -> Trained:
+    """Clone the data: the better of the candidates, as it was at its best."""
+    cloning = Cloning(dataset, config)
+    at = cloning.train(track, checkpoints, keep, update)
+    best = cloning.better()
+    return Trained(best.agent, best.at_best, at.evaluation, at.metrics, at.seconds)
+
+
+def account(trained: Trained) -> dict[str, Any]:
+    """Which candidate the clone is, and how likely held-out actions were to each, per step."""
+    numbers = {
+        name: value
+        for name, value in trained.metrics.items()
+        if name.startswith(("held_out_", "best_step_"))
+    }
+    return {"memory": trained.agent.config.memory, **numbers}
+
+
+def in_words(clone: dict[str, Any]) -> str:
+    """An account in one line."""
+    kind = "without memory" if clone["memory"] == "none" else "with memory"
+    if "held_out_memory" not in clone:
+        compared = f"{clone['held_out_markov']:.3f} per step"
+    else:
+        compared = (
+            f"{clone['held_out_memory']:.3f} per step with memory, "
+            f"{clone['held_out_markov']:.3f} without"
+        )
+    return f"the clone is the one {kind}: held-out log-likelihood {compared}"
+
+
+class Cloning:
+    """The candidates, what they learn from, and what they are compared on."""
+
+    def __init__(self, dataset: Dataset, config: TrainConfig) -> None:
+        self.dataset, self.config = dataset, config
+        parts = split(dataset, config.seed)
+        self.experience = Recorded(dataset, parts.training)
+        self.unseen: HeldOut = jax.tree.map(jnp.asarray, held_out(dataset, parts))
+        self.candidates = [self._begin(each) for each in _settings(config)]
+
+    def _begin(self, config: TrainConfig) -> Candidate:
+        task = self.dataset.task
+        agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
+        assert isinstance(agent, Imitator)
+        inputs = _without_actions(constants(self.dataset, config.agent), task)
+        state = agent.init(jax.random.key(config.seed), inputs)
+        nothing = jnp.full(len(self.unseen.steps), -jnp.inf)
+        begun = Progress(state, state.actor, nothing, jnp.int32(0))
+        candidate = Candidate(agent, batch_shape(task, config), begun)
+        candidate.check(self.unseen, 0)
+        return candidate
+
+    def train(
+        self,
+        track: Tracker,
+        checkpoints: Checkpoints,
+        keep: Keep | None = None,
+        update: agents.Update = agents.update,
+    ) -> Position:
+        """A turn of the loop makes some gradient steps of every candidate that still gets better;
+        between two turns the training can be stopped and resumed."""
+        config, steps = self.config, known(self.config.agent.steps)
+        between = max(steps // config.evaluation.evaluations, 1)
+        progress = [each.progress for each in self.candidates]
+        progress, at = resume(progress, self.experience, steps, checkpoints)
+        for each, resumed in zip(self.candidates, progress, strict=True):
+            each.progress = resumed
+        most = min(ROWS_PER_CALL // each.shape.size for each in self.candidates)
+        while live := self.live(at.step):
+            before, at.step = at.step, min(at.step + max(min(most, UPDATES_PER_CALL), 1), steps)
+            for each in live:
+                at.gathered[each.name] = self._advance(each, before, at, update)
+            best, ended = self.better(), not self.live(at.step)
+            at.metrics = {"kind": "train", "step": at.step, "iteration": 0}
+            at.metrics |= at.gathered[best.name] | self.record()
+            track(at.metrics)
+            if at.step // between > before // between or ended:
+                with clock(at.seconds, "evaluation"):
+                    found = best.agent, best.at_best, self.dataset.task
+                    at.evaluation = score(*found, config, at.step, keep)
+                if at.evaluation is not None:
+                    track(at.evaluation)
+            progress = [each.progress for each in self.candidates]
+            pause(progress, self.experience, at, at.step if ended else steps, checkpoints)
+        return at
+
+    def _advance(
+        self, candidate: Candidate, before: int, at: Position, update: agents.Update
+    ) -> dict[str, float]:
+        """Gradient steps of a candidate, from step `before` on, and what was told of them."""
+        steps = known(self.config.agent.steps)
+        rng = np.random.default_rng([self.config.seed, self.candidates.index(candidate), before])
+        with clock(at.seconds, "sampling"):
+            tapes = self.experience.sample(rng, at.step - before, candidate.shape)
+        with clock(at.seconds, "updates"):
+            state, losses = update(candidate.agent, candidate.progress.state, tapes)
+            numbers = {name: float(value) for name, value in losses.items()}
+        candidate.progress = candidate.progress._replace(state=state)
+        refuse_divergence(numbers, at.step)
+        every = max(steps // CHECKS, 1)
+        if at.step // every > before // every or at.step == steps:
+            with clock(at.seconds, "likelihood"):
+                candidate.check(self.unseen, at.step)
+        return numbers
+
+    def live(self, step: int) -> list[Candidate]:
+        """The candidates that are trained on: those that were at their best not long ago."""
+        steps = known(self.config.agent.steps)
+        recent = max(PATIENCE * steps, 1)
+        return [c for c in self.candidates if step < steps and step - int(c.progress.step) < recent]
+
+    def better(self) -> Candidate:
+        """The candidate that is the clone by now: that with memory only if held-out actions are
+        clearly likelier with it."""
+        without, *others = self.candidates
+        steps, before = np.asarray(self.unseen.steps), np.asarray(without.progress.likelihood)
+        for each in others:
+            if clearly_above_zero(np.asarray(each.progress.likelihood) - before, steps):
+                return each
+        return without
+
+    def record(self) -> dict[str, float]:
+        """Likelihoods of the candidates as plain numbers."""
+        found: dict[str, float] = {}
+        for candidate in self.candidates:
+            found |= candidate.record(self.unseen)
+        return found
+
+
+def _without_actions(inputs: Standardiser | None, task: Task) -> Standardiser | None:
+    """The same constants, by which the last action is as good as zero.
+
+    The next action is often much like the last one. A clone that sees it learns to repeat it: that
+    is likely on the data, where what was repeated was right, and wrong from its first error on.
+    """
+    if inputs is None:
+        return None
+    actions = slice(task.state_size, task.state_size + task.actions.size)
+    return Standardiser(inputs.mean, inputs.std.at[actions].set(HIDDEN))
+
+
+def clearly_above_zero(
+    gain: Float[np.ndarray, " blocks"], steps: Int[np.ndarray, " blocks"]
+) -> bool:
+    """Whether a sum over blocks of steps is above zero by more than its standard errors."""
+    rest = gain - gain.sum() * steps / steps.sum()
+    return bool(gain.sum() > CLEARLY * math.sqrt((rest**2).sum()))
+
+
+def _settings(config: TrainConfig) -> list[TrainConfig]:
+    """Of the candidates: without memory, on single rows; and with that of the settings, if any."""
+    markov = updated(config, VARIANTS["markov"])
+    return [markov] if config.agent.memory == "none" else [markov, config]
+
+
+@partial(jax.jit, static_argnums=0)
+def _checked(agent: Imitator, actor: PyTree, best: tuple, unseen: HeldOut, step: Any) -> tuple:
+    blocks = len(unseen.steps)
+    each = agent.log_likelihood(actor, unseen.tape).ravel()
+    sums = jax.ops.segment_sum(each, unseen.block.ravel(), blocks + 1)[:blocks]
+    now = actor, sums, step
+    return jax.tree.map(partial(jnp.where, sums.sum() > best[1].sum()), now, best)

@@ -1,0 +1,113 @@
+"""What is held out of the data: about a tenth, never learnt from, and counted once."""
+
+import jax
+import numpy as np
+import pytest
+
+from neubay import agents
+from neubay.cloning import held_out as held
+from neubay.config import AgentConfig
+from neubay.data.dataset import Dataset
+from neubay.tape import Prefix
+
+CONFIG = AgentConfig(algorithm="bc", width=8, memory_size=4, memory_layers=1)
+
+
+def data(*lengths: int) -> Dataset:
+    """Episodes of so many steps; the state is the number of its row in the tape."""
+    steps = sum(lengths)
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    number = (np.arange(steps) + episode).astype(np.float32)[:, None]
+    ends = np.zeros(steps, bool)
+    ends[np.cumsum(lengths) - 1] = True
+    action = np.sin(number)
+    return Dataset.from_arrays(
+        number, action, number[:, 0], np.zeros(steps, bool), ends, number + 1, name="numbered"
+    )
+
+
+def rows(parts: Prefix, skipped: np.ndarray | int = 0) -> list[int]:
+    """The rows of the tape whose steps are in these pieces, without the first few of each."""
+    first, length = np.asarray(parts.first) + skipped, np.asarray(parts.length) - skipped
+    return [f + i for f, n in zip(first, length, strict=True) for i in range(n)]
+
+
+def counted(dataset: Dataset, seed: int) -> tuple[list[int], list[int]]:
+    """Steps that are learnt from, and steps that are compared on."""
+    parts = held.split(dataset, seed)
+    return rows(parts.training), rows(parts.held_out, parts.read)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "whole"),
+    [((20,) * 30, True), ((100,) * 3, False), ((50,), False), ((500, *(3,) * 40), True)],
+)
+def test_a_tenth_is_held_out_and_the_rest_is_learnt_from(
+    lengths: tuple[int, ...], whole: bool
+) -> None:
+    dataset = data(*lengths)
+    training, unseen = counted(dataset, 0)
+    assert sorted(training + unseen) == rows(dataset.histories)  # each once
+    assert 0.08 <= len(unseen) / sum(lengths) <= 0.1
+    assert (held.split(dataset, 0).read == 0).all() == whole
+    assert counted(dataset, 0) == (training, unseen)
+    assert (counted(dataset, 1)[1] != unseen) == whole  # other episodes, but the same ends
+
+
+def test_at_least_a_step_is_held_out_unless_there_is_no_second() -> None:
+    training, unseen = counted(data(2, 1), 0)
+    assert (training, unseen) == ([0, 3], [1])
+    training, unseen = counted(data(1, 1), 0)
+    assert training == unseen == [0, 2]
+
+
+def test_large_data_has_no_more_held_out_than_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MOST_STEPS", 30)
+    assert len(counted(data(*[10] * 100), 0)[1]) == 30
+    assert len(counted(data(900, 100), 0)[1]) == 30  # 27 and 3
+
+
+@pytest.mark.parametrize("lengths", [(20,) * 40, (300, 80), (7,)])
+def test_every_held_out_step_counts_once_after_what_precedes_it(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "COLUMNS", 3)
+    monkeypatch.setattr(held, "CONTEXT", 25)
+    monkeypatch.setattr(held, "BLOCK", 6)
+    dataset = data(*lengths)
+    parts = held.split(dataset, 0)
+    found = held.held_out(dataset, parts)
+    counts = found.block < len(found.steps)
+    shown = np.asarray(found.tape.state)[counts][:, 0]
+    assert sorted(shown) == sorted(rows(parts.held_out, parts.read))
+    assert (found.tape.burn_in == ~counts).all()
+    np.testing.assert_array_equal(np.bincount(found.block[counts]), found.steps)
+    assert found.steps.max() <= 6
+    # Above a step is the step before it, back to the episode's start or as far as is read.
+    row, column = np.nonzero(counts & ~found.tape.start)
+    state, above = (np.asarray(found.tape.state)[at, column, 0] for at in (row, row - 1))
+    np.testing.assert_array_equal(state - above, np.ones(len(row)))
+    if len(lengths) == 2:  # ends: 30 and 8 steps, after 25 that are only read
+        assert sorted(parts.read.tolist()) == [25, 25] and counts.sum() == 38
+
+
+@pytest.mark.slow
+def test_columns_change_no_likelihood() -> None:
+    """Pieces side by side and below one another are as likely as each alone."""
+    dataset = data(*[12] * 40)
+    parts = held.split(dataset, 0)
+    agent = agents.make(1, 1, "continuous", CONFIG)
+    actor = agent.init(jax.random.key(0)).actor
+    each_of = jax.jit(agent.log_likelihood)
+
+    def likelihoods(pieces: held.Split) -> float:
+        found = held.held_out(dataset, pieces)
+        each = np.asarray(each_of(actor, found.tape))
+        return float(each[found.block < len(found.steps)].sum())
+
+    alone = [
+        likelihoods(held.Split(parts.training, Prefix(first[None], length[None]), np.zeros(1, int)))
+        for first, length in zip(*parts.held_out, strict=True)
+    ]
+    assert len(alone) == 4
+    np.testing.assert_allclose(likelihoods(parts), sum(alone), rtol=1e-5)

@@ -447,7 +447,7 @@ _PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
         "agent": {
             "algorithm": "dqn",
             "clip_norm": 1.0,
-            "steps": 20_000,
+            "steps": 10_000,
             "updates_per_row": 0.02,
             "tape": 1000,
             "buffer": 1_000_000,
@@ -642,7 +642,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "tape": 512,
             "window": 16,
             "burn_in": 16,
-            "steps": 20_000,
+            "steps": 10_000,
         }
     },
 }

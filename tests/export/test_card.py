@@ -102,6 +102,21 @@ def test_a_selection_gives_the_verdict_with_its_reasons(tmp_path: Path) -> None:
     assert "return -10 ± 2" in last
 
 
+def test_the_card_of_a_clone_says_what_it_was_chosen_by(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", selection=True)
+    some_policy("cloned").save(run / "policy.npz")
+    some_policy("cloned").save(run / "selection" / "policy.npz")
+    told = {"held_out_markov": 1.25, "held_out_memory": 1.5}
+    (run / "summary.json").write_text(json.dumps(SUMMARY | {"clone": told}))
+    text = "Held-out log-likelihood per step: 1.5 with memory, 1.25 without"
+    assert text in card_of(run / "policy.npz") and "Held-out" not in card_of(run)
+    clone = SELECTION["candidates"][1] | told | {"held_out_memory": None}
+    (run / "selection" / "selection.json").write_text(
+        json.dumps({**SELECTION, "candidates": [clone], "chosen": "clone"})
+    )
+    assert "Held-out log-likelihood per step: 1.25 without" in card_of(run)
+
+
 def test_a_selection_elsewhere_finds_the_run_of_its_policy(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     chosen = {**SELECTION["candidates"][0], "run": str(run)}

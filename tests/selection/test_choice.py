@@ -79,6 +79,14 @@ def test_a_run_ends_with_a_verdict(finished: experiment.Result) -> None:
         assert summary[name] == best[name]
     assert {"clone", "judge", "selection"} <= summary["seconds"].keys()
     assert finished.chosen is not None and finished.chosen.ranges is not None
+    # Which clone it was compared with.
+    clone, told = read_json(directory / "policies" / "clone.json"), summary["clone"]
+    assert clone == told and told["memory"] in ("none", "gated")
+    imitator = next(each for each in found["candidates"] if each["name"] == "clone")
+    for name in ("held_out_markov", "held_out_memory"):
+        assert np.isfinite(told[name]) and imitator[name] == told[name]
+    of_file = neubay.load_policy(directory / "policies" / "clone.npz")
+    assert of_file.config.memory == told["memory"]
     # The run's own policy stays that of the last step.
     kept = sorted(path.name for path in (directory / "policies").glob("*.npz"))
     assert kept == ["000000100.npz", "000000120.npz", "clone.npz"]
@@ -362,4 +370,7 @@ def test_relatives_share_one_clone() -> None:
     ours = clone_config(tiny(), settings)
     theirs = clone_config(tiny(agent={"kappa": 0.9, "heads": 4}, rollout={"zeta": 0.9}), settings)
     assert ours == theirs and ours.agent.algorithm == "bc" and ours.agent.steps == 30
+    markov = tiny(agent={"memory": "none", "window": 1, "burn_in": 0, "standardise": False})
+    assert clone_config(markov, settings) == ours
+    assert clone_config(tiny(agent={"steps": 10**6}), settings).agent.steps == 10_000
     assert clone_config(tiny(), SelectionConfig(clone_steps=7)).agent.steps == 7

@@ -118,10 +118,16 @@ def in_words(clone: dict[str, Any]) -> str:
 
 
 class Cloning:
-    """The candidates, what they learn from, and what they are compared on."""
+    """The candidates, what they learn from, and what they are compared on.
 
-    def __init__(self, dataset: Dataset, config: TrainConfig) -> None:
-        self.dataset, self.config = dataset, config
+    Args:
+        past_actions: memory sees them; for comparison only.
+    """
+
+    def __init__(
+        self, dataset: Dataset, config: TrainConfig, *, past_actions: bool = False
+    ) -> None:
+        self.dataset, self.config, self.past_actions = dataset, config, past_actions
         parts = split(dataset, config.seed)
         self.experience = Recorded(dataset, parts.training)
         self.unseen: HeldOut = jax.tree.map(jnp.asarray, held_out(dataset, parts))
@@ -131,7 +137,8 @@ class Cloning:
         task = self.dataset.task
         agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config.agent)
         assert isinstance(agent, Imitator)
-        inputs = _without_actions(constants(self.dataset, config.agent), task)
+        inputs = constants(self.dataset, config.agent)
+        inputs = inputs if self.past_actions else _without_actions(inputs, task)
         state = agent.init(jax.random.key(config.seed), inputs)
         nothing = jnp.full(len(self.unseen.steps), -jnp.inf)
         begun = Progress(state, state.actor, nothing, jnp.int32(0))

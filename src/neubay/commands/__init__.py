@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analyze:exploitation",
         "what worlds promise of their policies against what the environment pays",
     ),
+    "analyze cloning": (
+        "analyze:cloning",
+        "is the clone that held-out likelihood chooses the better one",
+    ),
     "analyze table": ("analyze:table", "tables in Markdown of what the analyses found"),
     "analyze selection": (
         "analyze:selection",

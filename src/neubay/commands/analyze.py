@@ -337,6 +337,51 @@ def _data_of(run: "RunRecord", datasets: dict[str, "Dataset"], belongs: TaskFlag
     return datasets[run.hash]
 
 
+def cloning(
+    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="DATASET ...")],
+    *,
+    belongs: Belongs = NO_FLAGS,
+    seeds: tuple[int, ...] = (0,),
+    steps: int | None = None,
+    episodes: int = 10,
+    past_actions: bool = False,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+) -> None:
+    """Whether the clone that held-out likelihood chooses is the better one in the environment:
+    clones with and without memory, trained as `--variant bc` does with the sizes of `cpu`.
+
+    Args:
+        sources: Datasets whose task has an environment.
+        seeds: Trainings of each.
+        steps: Gradient steps at most; none for what cloning has.
+        episodes: Of every score.
+        past_actions: Let memory see past actions, which it does not otherwise.
+        out: Write the numbers to this JSON file; those of other data and seeds stay in it.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+    """
+    from neubay.config import resolve, settle
+    from neubay.report.studies import cloning_tables
+    from neubay.studies.cloning import compare
+
+    _at_least_one("--episodes", episodes)
+    if not sources and out is None:
+        raise NeubayError("name datasets, or with --out a file of earlier results")
+    results: list[Any] = []
+    if out is not None and out.exists():
+        with damage_reported(out):
+            results = read_json(out)["cloning"]
+    for dataset in _datasets((sources,), belongs):
+        for seed in seeds:
+            changes = {"seed": seed, "agent": {} if steps is None else {"steps": steps}}
+            config = settle(resolve(None, "cpu", "bc", changes), dataset.facts)
+            found = compare(dataset, config, episodes=episodes, past_actions=past_actions)
+            results = cloning_tables.merged(results, [found.record()])
+            if out is not None:
+                atomic_write_json(out, {"cloning": results, "provenance": provenance()})
+    _put_tables(text, cloning_tables.markdown(results), cloning_tables.BEGIN)
+
+
 def table(
     files: Files,
     *,

@@ -259,6 +259,7 @@ def _training(note: dict[str, Any], origin: Origin) -> str:
         seeds |= {name: value for name, value in flat(protocol).items() if "seed" in name}
     shown = [f"{name} {value}" for name, value in seeds.items() if value is not None]
     lines.append(f"- Seeds: {_plain(', '.join(shown) or 'not recorded')}")
+    lines += _likelihoods(note, origin)
     for section, values in config.items():
         if isinstance(values, dict):
             text = ", ".join(f"{name} {value}" for name, value in values.items())
@@ -266,6 +267,18 @@ def _training(note: dict[str, Any], origin: Origin) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in note.get("provenance", {}).items())
     lines.append(f"- Versions: {_plain(versions)}")
     return "\n".join(lines)
+
+
+def _likelihoods(note: dict[str, Any], origin: Origin) -> list[str]:
+    """How likely a clone and the other candidate found held-out actions."""
+    told = origin.candidate if origin.selection else origin.summary.get("clone")
+    if note["agent"]["algorithm"] != "bc" or not isinstance(told, dict):
+        return []
+    kinds = {"held_out_memory": "with memory", "held_out_markov": "without"}
+    found = [
+        f"{told[name]:.4g} {kind}" for name, kind in kinds.items() if is_number(told.get(name))
+    ]
+    return [f"- Held-out log-likelihood per step: {', '.join(found)}"] if found else []
 
 
 def _loading(note: dict[str, Any]) -> str:

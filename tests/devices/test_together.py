@@ -133,7 +133,8 @@ def test_a_signal_stops_all_and_they_are_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = swings(get_task("pendulum"), episodes=2)
-    changes = {**TINY, "evaluation": {"evaluations": 1, "episodes": 1}}
+    agent = TINY["agent"] | {"memory": "none"}  # one candidate
+    changes = {**TINY, "agent": agent, "evaluation": {"evaluations": 1, "episodes": 1}}
     chosen = {"preset": "cpu", "variant": "bc", "changes": changes, "quiet": True, "select": None}
     made: list[int] = []
     make = together.updates
@@ -151,7 +152,7 @@ def test_a_signal_stops_all_and_they_are_resumed(
     assert [len(rows(run)) for run in runs] == [1, 1]
     assert not any((run / "summary.json").exists() for run in runs)
     neubay.train_together(dataset, seeds=(0, 1), out=tmp_path, **chosen)
-    assert len(made) == 6  # 120 steps in calls of 50, with memory and without
+    assert len(made) == 3  # 120 steps in calls of 50
     for seed, run in enumerate(runs):
         assert [row["step"] for row in rows(run) if row["kind"] == "train"] == [50, 100, 120]
         alone = experiment.train(dataset, seed=seed, out=tmp_path / f"alone{seed}", **chosen)

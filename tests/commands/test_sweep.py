@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helpers.small_runs import TINY, outcome, swings, tiny
+from helpers.small_runs import TINY, outcome, swings
 from neubay import cli, experiment
 from neubay.commands import sweep, train
-from neubay.config import updated
+from neubay.config import resolve, updated
 from neubay.data import convert, load
 from neubay.errors import ConfigError
 from neubay.tasks import get_task
@@ -81,7 +81,7 @@ def test_seeds_side_by_side_are_the_runs_alone(
     asked = [*given, "--variant", "bc", "--no-select", "--out", "runs", "--seeds", "0", "1"]
     assert train.train([*asked, "--jobs", "1", "--agent.steps", "60"]) == 0
     assert "seed 1" in capsys.readouterr().out
-    config = tiny(agent={"algorithm": "bc", "steps": 60})
+    config = updated(resolve(None, "cpu", "bc", TINY), {"agent": {"steps": 60}})
     for seed in (0, 1):
         own = updated(config, {"seed": seed})
         alone = Path(f"alone{seed}")

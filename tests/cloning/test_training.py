@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from neubay import agents
 from neubay.algorithm import Trained
 from neubay.cloning import account, clone, in_words, training
-from neubay.config import TrainConfig, resolve, settle
+from neubay.config import AgentConfig, TrainConfig, resolve, settle
 from neubay.data.dataset import Dataset
 from neubay.runs.checkpoints import Checkpoints
 from neubay.runs.signals import Stopped
@@ -151,7 +153,8 @@ def test_cloning_stops_and_keeps_the_weights_that_were_best(tmp_path: Path) -> N
     assert reached == max(row["held_out_markov"] for row in rows)
 
     def likelihood(actor: Any) -> float:
-        each = np.asarray(only.agent.log_likelihood(actor, cloning.unseen.tape))
+        plain = only.agent.log_likelihood(actor, cloning.unseen.tape)
+        each = np.asarray(training.granted(only.agent, plain))
         return float(each[cloning.unseen.block < len(cloning.unseen.steps)].mean())
 
     assert likelihood(only.at_best.actor) == pytest.approx(reached, rel=1e-4)
@@ -175,6 +178,15 @@ def test_an_interrupted_clone_ends_as_if_it_had_not_been(
         )
         for ours, theirs in weights:
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_no_step_outweighs_all_others(kind: Any) -> None:
+    agent: Any = agents.make(2, 3, kind, AgentConfig(algorithm="bc"))
+    usual, strange = np.asarray(training.granted(agent, jnp.array([-0.5, -500.0])))
+    assert usual == pytest.approx(-0.5, abs=0.02)
+    anything = np.log(1 / 8) if kind == "continuous" else np.log(1 / 3)
+    assert strange == pytest.approx(np.log(0.01) + anything, rel=1e-4)
 
 
 def test_memory_must_be_clearly_better() -> None:

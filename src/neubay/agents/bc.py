@@ -7,6 +7,7 @@ With discrete ones it gives a logit for every action, and
 """
 
 import abc
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -115,6 +116,11 @@ class Imitator(RecurrentAgent):
     def log_likelihood(self, actor: Any, tape: Tape) -> Float[Array, "rows *slots"]:
         """Log-likelihood of the action at every row."""
 
+    @property
+    @abc.abstractmethod
+    def any_action(self) -> float:
+        """Log-density of an action of which nothing is known."""
+
     @abc.abstractmethod
     def policy(self, state: AgentState, deterministic: bool) -> RecurrentPolicy:
         """The imitator as imagination and evaluation see it."""
@@ -167,6 +173,10 @@ class Agent(Imitator):
     def log_likelihood(self, actor: Actor, tape: Tape) -> Float[Array, "rows *slots"]:
         return actor(read(tape, 0)[0]).log_prob(before_tanh(tape.action))
 
+    @property
+    def any_action(self) -> float:
+        return -self.action_size * math.log(2)  # of [-1, 1] in every dimension
+
     def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
         return GaussianPolicy(state.actor, deterministic)
 
@@ -194,6 +204,10 @@ class DiscreteAgent(Imitator):
 
     def log_likelihood(self, actor: Chooser, tape: Tape) -> Float[Array, "rows *slots"]:
         return _log_probability(actor(read(tape, 0)[0]), tape.action)
+
+    @property
+    def any_action(self) -> float:
+        return -math.log(self.action_size)
 
     def policy(self, state: AgentState, deterministic: bool) -> CategoricalPolicy:
         return CategoricalPolicy(state.actor, deterministic)

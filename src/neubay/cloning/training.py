@@ -35,6 +35,9 @@ CHECKS = 50
 """Times that the likelihood is looked at over the whole training."""
 PATIENCE = 0.2
 """Of the whole training, how long a candidate goes on without a better likelihood."""
+ANYTHING = 0.01
+"""Share of held-out actions that may be anything: a clone that is sure is otherwise judged by the
+one episode that is unlike all others, where it is wrong by hundreds of nats a step."""
 HIDDEN = 1e30
 """What divides an input that a clone is not to see."""
 CLEARLY = 2.0
@@ -249,10 +252,16 @@ def _settings(config: TrainConfig) -> list[TrainConfig]:
     return [markov] if config.agent.memory == "none" else [markov, config]
 
 
+def granted(agent: Imitator, likelihood: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """Log-likelihoods if a small share of the actions may be anything at all."""
+    anything = math.log(ANYTHING) + agent.any_action
+    return jnp.logaddexp(math.log1p(-ANYTHING) + likelihood, anything)
+
+
 @partial(jax.jit, static_argnums=0)
 def _checked(agent: Imitator, actor: PyTree, best: tuple, unseen: HeldOut, step: Any) -> tuple:
     blocks = len(unseen.steps)
-    each = agent.log_likelihood(actor, unseen.tape).ravel()
+    each = granted(agent, agent.log_likelihood(actor, unseen.tape)).ravel()
     sums = jax.ops.segment_sum(each, unseen.block.ravel(), blocks + 1)[:blocks]
     now = actor, sums, step
     return jax.tree.map(partial(jnp.where, sums.sum() > best[1].sum()), now, best)

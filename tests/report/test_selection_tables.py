@@ -54,6 +54,31 @@ def test_regret_is_a_share_of_the_range() -> None:
     assert checked().regret(3) == 0
 
 
+def test_every_way_has_its_regret() -> None:
+    # The critic's highest is c, of 11; the clone has no critic and is never first by it.
+    assert checked().regret(1, "q_start") == pytest.approx(1)
+    assert checked().regret(2, "q_start") == 0  # b, the best, is its second
+    assert checked().regret(1, "fqe") is None
+
+
+def test_what_datasets_differ_in_counts_for_nothing_when_they_are_pooled() -> None:
+    other = document()
+    other["data"]["name"] = "hopper_medium"
+    for each in other["candidates"]:
+        for name in ("estimate", "return_mean"):
+            each[name] = None if each[name] is None else 1000 * each[name] + 5e4
+    found = [
+        Checked(entry["dataset"], entry)
+        for entry in selection_tables.condense([document(), other])["selections"]
+    ]
+    assert [each.fixed for each in found] == [False, True]
+    assert selection_tables.pooled(found, "estimate") == pytest.approx(0.6)
+    assert selection_tables.pooled(found, "fqe") is None
+    text = selection_tables.markdown({"selections": [each.entry for each in found]})
+    assert "| overall | fixed on | tested on | all |" in text
+    assert "| policies | 4 | 4 | 8 |" in text
+
+
 def test_the_two_errors_of_the_verdict() -> None:
     found = checked()
     assert found.deployed.tolist() == [True, True, True, False]

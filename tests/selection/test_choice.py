@@ -27,6 +27,9 @@ from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
 from neubay.selection import Judge, Trial, judge_config, load_judge
+from neubay.studies import fitted_q
+from neubay.studies.fitted_q import FittedQ
+from neubay.studies.selecting import by_dataset, selection_study
 from neubay.tasks import get_task
 from neubay.world import Resampled, resampled_hash, split_rows
 
@@ -374,3 +377,28 @@ def test_relatives_share_one_clone() -> None:
     assert clone_config(markov, settings) == ours
     assert clone_config(tiny(agent={"steps": 10**6}), settings).agent.steps == 10_000
     assert clone_config(tiny(), SelectionConfig(clone_steps=7)).agent.steps == 7
+
+
+@pytest.mark.slow
+def test_a_study_values_every_candidate_by_fitted_q_too(
+    chosen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mean_action(study: FittedQ, policy: Any) -> float:
+        assert study.gamma == read_json(chosen / "run.json")["config"]["agent"]["gamma"]
+        return float(fitted_q.actions_of(policy, study.dataset).mean())
+
+    monkeypatch.setattr(FittedQ, "value", mean_action)
+    (runs,) = by_dataset([chosen])
+    found = selection_study(runs, lambda source: data(), tell=lambda text: None)["candidates"]
+    files = {"clone": "policies/clone.npz", "run@100": "policies/000000100.npz"}
+    for each in found:
+        policy = neubay.load_policy(chosen / files.get(each["name"], "policy.npz"))
+        expected = fitted_q.actions_of(policy.mode, data()).mean()
+        assert each["fqe"] == pytest.approx(expected)
+    assert len({each["fqe"] for each in found}) == 3
+    told = written(chosen / "selection")["candidates"]
+    assert [each["estimate"] for each in found] == [each["estimate"] for each in told]
+    with pytest.raises(RunError, match="--data"):
+        selection_study(runs, lambda source: swings(get_task("pendulum"), horizon=30))
+    with pytest.raises(RunError, match="not a run directory"):
+        by_dataset([chosen, chosen / "policies"])

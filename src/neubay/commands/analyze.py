@@ -35,6 +35,7 @@ Datasets = Annotated[
 Belongs = Annotated[TaskFlags, Unprefixed]
 NO_FLAGS = TaskFlags()
 Sources = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
+Judged = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN|FILE ...")]
 Files = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")]
 
 
@@ -406,24 +407,47 @@ def table(
 
 
 def selection(
-    files: Files,
+    sources: Judged,
     *,
+    data: Datasets = (),
+    belongs: Belongs = NO_FLAGS,
+    fitted_q: bool = True,
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
     text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
 ) -> None:
-    """Tables of how well selection chooses, from selection.json files whose policies an environment
-    has measured: rank correlation, regret, and the two errors of the verdict.
+    """Tables of how well selection chooses, where an environment has measured the policies: rank
+    correlation and regret, beside those of the critic's own value and of fitted Q evaluation, and
+    the two errors of the verdict.
 
     Args:
-        files: What 'neubay select' or 'neubay train' wrote, one per dataset, or what --out wrote.
+        sources: Run directories, of any number of datasets: their policies are judged together, per
+            dataset. Or files: what 'neubay select' or 'neubay train' wrote (selection.json, one
+            per dataset), or what --out wrote.
+        data: Datasets of the runs, where they are no longer where they were.
+        fitted_q: Value the policies of runs by fitted Q evaluation too, which needs their data.
         out: Write the numbers behind the tables, condensed, to this JSON file.
         text: Put the tables between the markers of this Markdown file instead of printing them.
     """
+    from neubay.commands.display import told
     from neubay.report.studies import selection_tables
+    from neubay.studies.selecting import by_dataset, selection_study
 
-    if not files:
-        raise NeubayError("name selection.json files")
-    condensed = selection_tables.condense([read_json(path) for path in files])
+    if not sources:
+        raise NeubayError("name run directories, or selection.json files")
+    tell = told(Console(stderr=True))
+    documents = [read_json(path) for path in sources if not path.is_dir()]
+    at_hand = _datasets(data, belongs)
+    for runs in by_dataset([path for path in sources if path.is_dir()]):
+        documents.append(
+            selection_study(
+                runs,
+                lambda source: named_data(source, belongs, tell),
+                data=at_hand,
+                fitted_q=fitted_q,
+                tell=tell,
+            )
+        )
+    condensed = selection_tables.condense(documents)
     tables = selection_tables.markdown(condensed)
     if out is not None:
         atomic_write_json(out, condensed)

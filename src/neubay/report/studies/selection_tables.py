@@ -23,8 +23,11 @@ KEPT = (
     *("cut_share", "is_clone", "return_mean", "score", "q_start", "fqe"),
 )
 """Of a candidate, what a condensed file holds."""
-RIVALS = {"q_start": "critic at s_0", "fqe": "fitted Q"}
-"""Other estimates of a candidate, where they are known."""
+WAYS = {"estimate": "judge", "q_start": "critic", "fqe": "fitted Q"}
+"""What candidates are ranked by: the protocol's estimate, the critic's value at the first states of
+the evaluation, fitted Q evaluation at those of the data."""
+FIXED_ON = ("hopper_medium", "pendulum")
+"""The datasets that the rule was fixed on; all others test it."""
 
 Entry = dict[str, Any]
 
@@ -53,12 +56,30 @@ class Checked:
         low, high = self.truth.min(), self.truth.max()
         return (values - low) / (high - low) if high > low else np.zeros_like(values)
 
-    def spearman(self, name: str) -> float | None:
-        return rank_correlation(self.column(name), self.truth)
+    @property
+    def fixed(self) -> bool:
+        """The rule was fixed on this dataset."""
+        return self.name in FIXED_ON
 
-    def regret(self, best_of: int) -> float:
-        """What the best of the so many highest estimates is below the best candidate."""
-        first = np.argsort(-self.column("estimate"), kind="stable")[:best_of]
+    def knows(self, way: str) -> bool:
+        return bool(np.isfinite(self.column(way)).any())
+
+    def spearman(self, way: str) -> float | None:
+        return rank_correlation(self.column(way), self.truth)
+
+    def ranks(self, way: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+        """Ranks from 0 to 1 of that way and of the truth, of those that have both."""
+        known = np.isfinite(self.column(way))
+        sides = (stats.rankdata(side[known]) for side in (self.column(way), self.truth))
+        first, second = ((ranks - 0.5) / max(len(ranks), 1) for ranks in sides)
+        return first, second
+
+    def regret(self, best_of: int, way: str = "estimate") -> float | None:
+        """What the best of so many that are highest in that way is below the best candidate."""
+        if not self.knows(way):
+            return None
+        column = self.column(way)
+        first = np.argsort(-np.where(np.isnan(column), -np.inf, column), kind="stable")[:best_of]
         return float(1 - self.share(self.truth)[first].max())
 
     @property
@@ -116,30 +137,38 @@ def _rounded(value: Any) -> Any:
 
 
 def markdown(condensed: Entry) -> str:
-    """All tables."""
+    """All tables: how candidates are ranked, the verdicts, and both over all datasets."""
     checked = [Checked(entry["dataset"], entry) for entry in condensed["selections"]]
     checked = [each for each in checked if len(each.candidates) > 1]
     if not checked:
         raise NeubayError("no selection has two candidates that an environment measured")
-    return f"{_per_dataset(checked)}\n\n{_overall(checked)}"
+    ways = [name for name in WAYS if any(each.knows(name) for each in checked)]
+    return "\n\n".join([_ranking(checked, ways), _verdicts(checked), _overall(checked, ways)])
 
 
-def _ranked_by(name: str) -> Callable[[Checked], str]:
-    return lambda each: _number(each.spearman(name))
+def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
+    measures: dict[str, Callable[[Checked, str], str]] = {
+        "Spearman": lambda each, way: _number(each.spearman(way)),
+        "regret@1": lambda each, way: _percent(each.regret(1, way)),
+        "regret@3": lambda each, way: _percent(each.regret(3, way)),
+    }
 
+    def column(measure: str, way: str) -> Callable[[Checked], str]:
+        return lambda each: measures[measure](each, way)
 
-def _per_dataset(checked: Sequence[Checked]) -> str:
     columns: dict[str, Callable[[Checked], str]] = {
         "dataset": lambda each: each.name,
+        "the rule was": lambda each: "fixed on it" if each.fixed else "tested on it",
         "policies": lambda each: str(len(each.candidates)),
-        "Spearman": _ranked_by("estimate"),
-        **{
-            f"Spearman, {title}": _ranked_by(name)
-            for name, title in RIVALS.items()
-            if any(np.isfinite(each.column(name)).any() for each in checked)
-        },
-        "regret@1": lambda each: f"{each.regret(1):.1%}",
-        "regret@3": lambda each: f"{each.regret(3):.1%}",
+        **{f"{m}, {WAYS[way]}": column(m, way) for m in measures for way in ways},
+    }
+    return columns_markdown(columns, checked)
+
+
+def _verdicts(checked: Sequence[Checked]) -> str:
+    columns: dict[str, Callable[[Checked], str]] = {
+        "dataset": lambda each: each.name,
+        "the judge has a vote": lambda each: "yes" if each.entry["vote"] else "no",
         "verdict": lambda each: each.entry["verdict"],
         "deployed": lambda each: str(int(each.deployed.sum())),
         "of them wrongly": lambda each: str(int((each.deployed & ~each.better).sum())),
@@ -149,32 +178,69 @@ def _per_dataset(checked: Sequence[Checked]) -> str:
     return columns_markdown(columns, checked)
 
 
-def _overall(checked: Sequence[Checked]) -> str:
-    ranks = [rank for each in checked if (rank := each.spearman("estimate")) is not None]
-    pooled = rank_correlation(
-        np.concatenate([each.share(each.column("estimate")) for each in checked]),
-        np.concatenate([each.share(each.truth) for each in checked]),
-    )
+def _overall(checked: Sequence[Checked], ways: Sequence[str]) -> str:
+    """The same facts of the datasets that the rule was fixed on, of the others, and of all."""
+    groups = {
+        "fixed on": [each for each in checked if each.fixed],
+        "tested on": [each for each in checked if not each.fixed],
+        "all": list(checked),
+    }
+    facts = {title: _facts(group, ways) for title, group in groups.items() if group}
+
+    def column(title: str) -> Callable[[str], str]:
+        return lambda fact: facts[title][fact]
+
+    columns: dict[str, Callable[[str], str]] = {
+        "overall": lambda fact: fact,
+        **{title: column(title) for title in facts},
+    }
+    return columns_markdown(columns, list(facts["all"]))
+
+
+def _facts(checked: Sequence[Checked], ways: Sequence[str]) -> dict[str, str]:
     deployed, better = (
         np.concatenate([getattr(each, name) for each in checked]) for name in ("deployed", "better")
     )
-    facts = {
+    ranking: dict[str, str] = {}
+    for way in ways:
+        regrets = {k: _median([each.regret(k, way) for each in checked]) for k in (1, 3)}
+        ranking |= {
+            f"median Spearman, {WAYS[way]}": _number(
+                _median([each.spearman(way) for each in checked])
+            ),
+            f"pooled Spearman, {WAYS[way]}": _number(pooled(checked, way)),
+            f"median regret@1, {WAYS[way]}": _percent(regrets[1]),
+            f"median regret@3, {WAYS[way]}": _percent(regrets[3]),
+        }
+    return {
+        "datasets": str(len(checked)),
         "policies": str(len(better)),
-        "median Spearman": _number(float(np.median(ranks)) if ranks else None),
-        "pooled Spearman, returns as shares of the range": _number(pooled),
-        "median regret@1": f"{np.median([each.regret(1) for each in checked]):.1%}",
-        "median regret@3": f"{np.median([each.regret(3) for each in checked]):.1%}",
+        **ranking,
         "wrongly deployed, of those deployed": f"{int((deployed & ~better).sum())} of "
         f"{int(deployed.sum())}",
         "deployed, of those truly better": f"{int((deployed & better).sum())} of "
         f"{int(better.sum())}",
     }
-    columns: dict[str, Callable[[tuple[str, str]], str]] = {
-        "overall": lambda fact: fact[0],
-        "": lambda fact: fact[1],
-    }
-    return columns_markdown(columns, list(facts.items()))
+
+
+def pooled(checked: Sequence[Checked], way: str) -> float | None:
+    """The correlation of ranks within each dataset, from 0 to 1, over the policies of all: what
+    datasets differ in, units and levels, counts for nothing."""
+    pairs = [each.ranks(way) for each in checked]
+    first, second = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -63,7 +63,7 @@ def test_every_way_has_its_regret() -> None:
 
 def test_what_datasets_differ_in_counts_for_nothing_when_they_are_pooled() -> None:
     other = document()
-    other["data"]["name"] = "hopper_medium"
+    other["data"] |= {"name": "hopper_medium", "hash": "of other data"}
     for each in other["candidates"]:
         for name in ("estimate", "return_mean"):
             each[name] = None if each[name] is None else 1000 * each[name] + 5e4
@@ -77,6 +77,18 @@ def test_what_datasets_differ_in_counts_for_nothing_when_they_are_pooled() -> No
     text = selection_tables.markdown({"selections": [each.entry for each in found]})
     assert "| overall | fixed on | tested on | all |" in text
     assert "| policies | 4 | 4 | 8 |" in text
+
+
+def test_a_study_that_is_repeated_with_more_runs_takes_the_place_of_the_first() -> None:
+    first, more, other = document(), document(vote=False), document()
+    more["candidates"] = [*more["candidates"], more["candidates"][0] | {"name": "e"}]
+    other["data"] = other["data"] | {"hash": "of other data"}
+    found = selection_tables.condense([first, other, more])["selections"]
+    assert [(entry["data"]["hash"], entry["vote"]) for entry in found] == [
+        ("of other data", True),
+        ("h", False),
+    ]
+    assert len(selection_tables.condense([more, first])["selections"]) == 2  # nothing is lost
 
 
 def test_the_two_errors_of_the_verdict() -> None:

@@ -22,12 +22,14 @@ from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, RunError
 from neubay.policy import Policy
 from neubay.report.parts.numbers import number
+from neubay.report.parts.tables import END
 from neubay.report.runs import page, records
+from neubay.report.studies import guard_tables
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
 from neubay.selection import Judge, Trial, judge_config, load_judge
-from neubay.studies import fitted_q
+from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
 from neubay.studies.selecting import by_dataset, selection_study
 from neubay.tasks import get_task
@@ -402,3 +404,25 @@ def test_a_study_values_every_candidate_by_fitted_q_too(
         selection_study(runs, lambda source: swings(get_task("pendulum"), horizon=30))
     with pytest.raises(RunError, match="not a run directory"):
         by_dataset([chosen, chosen / "policies"])
+
+
+@pytest.mark.slow
+def test_a_study_of_guards_writes_tables_and_a_figure(chosen: Path, tmp_path: Path) -> None:
+    page, out, drawn = (tmp_path / name for name in ("page.md", "guard.json", "guard.png"))
+    page.write_text(f"{guard_tables.BEGIN}\n{END}\n")
+    words = ["--text", str(page), "--out", str(out), "--figure", str(drawn)]
+    for source, more in ((chosen, ["--episodes", "2"]), (out, [])):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["analyze", "guard", str(source), *more, *words])
+        assert not ended.value.code
+    (found,) = read_json(out)["guards"]
+    assert found["alone"]["falls"] == 0 and found["alone"]["length_mean"] == 200
+    assert found["guards"].keys() == guarding.GUARDS.keys()
+    for guard in found["guards"].values():
+        # The clone acted wherever there was an alarm, from the same starts on.
+        assert (guard["per_episode"] > 0) == (guard["fallback"]["fell_back"] > 0)
+    limits = [each["false_per_thousand"] for each in found["posterior"]]
+    assert limits == sorted(limits, reverse=True)
+    assert guard_tables.markdown([found]) in page.read_text() and drawn.stat().st_size > 1000
+    with pytest.raises(NeubayError, match="analyze guard"):
+        guard_tables.condense([{"guards": [{"run": "x"}]}])

@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analyze:selection",
         "how well selection chooses, where an environment can check it",
     ),
+    "analyze guard": ("analyze:guard", "what a guard says before falls, and what it changes"),
     "analyze runs": ("analyze:runs", "tables of training runs, and their horizons over zeta"),
     "completion": (
         "completion:completion",

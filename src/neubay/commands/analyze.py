@@ -428,30 +428,85 @@ def selection(
         out: Write the numbers behind the tables, condensed, to this JSON file.
         text: Put the tables between the markers of this Markdown file instead of printing them.
     """
-    from neubay.commands.display import told
     from neubay.report.studies import selection_tables
-    from neubay.studies.selecting import by_dataset, selection_study
 
     if not sources:
         raise NeubayError("name run directories, or selection.json files")
-    tell = told(Console(stderr=True))
     documents = [read_json(path) for path in sources if not path.is_dir()]
-    at_hand = _datasets(data, belongs)
-    for runs in by_dataset([path for path in sources if path.is_dir()]):
-        documents.append(
-            selection_study(
-                runs,
-                lambda source: named_data(source, belongs, tell),
-                data=at_hand,
-                fitted_q=fitted_q,
-                tell=tell,
-            )
-        )
+    if runs := [path for path in sources if path.is_dir()]:
+        documents += _selections(runs, _datasets(data, belongs), belongs, fitted_q)
     condensed = selection_tables.condense(documents)
     tables = selection_tables.markdown(condensed)
     if out is not None:
         atomic_write_json(out, condensed)
     _put_tables(text, tables, selection_tables.BEGIN)
+
+
+def _selections(
+    runs: list[Path], datasets: list["Dataset"], belongs: TaskFlags, fitted_q: bool
+) -> list[dict[str, Any]]:
+    """The policies of runs judged, those of the same data together."""
+    from neubay.commands.display import told
+    from neubay.studies.selecting import by_dataset, selection_study
+
+    tell = told(Console(stderr=True))
+    return [
+        selection_study(
+            group,
+            lambda source: named_data(source, belongs, tell),
+            data=datasets,
+            fitted_q=fitted_q,
+            tell=tell,
+        )
+        for group in by_dataset(runs)
+    ]
+
+
+def guard(
+    sources: Judged,
+    *,
+    episodes: int = 20,
+    seed: int = 0,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    figure: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+) -> None:
+    """Tables of what a guard says of the policies of runs in their environment: alarms before
+    falls, false alarms, and the score with the clone as the fall-back.
+
+    Args:
+        sources: Run directories, or JSON files that --out wrote.
+        episodes: Episodes of each policy.
+        seed: Of the first episode's reset; the others count on.
+        out: Write the numbers behind the tables to this JSON file.
+        text: Put the tables between the markers of this Markdown file instead of printing them.
+        figure: Draw falls announced over false alarms into this file.
+    """
+    from neubay.report.parts import figures
+    from neubay.report.studies import guard_tables
+
+    if not sources:
+        raise NeubayError("name run directories, or JSON files that --out wrote")
+    _at_least_one("--episodes", episodes)
+    documents = [read_json(path) for path in sources if not path.is_dir()]
+    if runs := [path for path in sources if path.is_dir()]:
+        documents += _guards(runs, episodes, seed)
+    found = guard_tables.condense(documents)
+    if out is not None:
+        atomic_write_json(out, found)
+    if figure is not None:
+        figures.save(guard_tables.guard_figure(found["guards"]), figure)
+    _put_tables(text, guard_tables.markdown(found["guards"]), guard_tables.BEGIN)
+
+
+def _guards(runs: list[Path], episodes: int, seed: int) -> list[dict[str, Any]]:
+    from neubay.commands.display import told
+    from neubay.studies.guarding import guard_study
+    from neubay.studies.selecting import looked_at
+
+    tell = told(Console(stderr=True))
+    looked = [looked_at(path) for path in runs]
+    return [guard_study(run, episodes=episodes, seed=seed, tell=tell) for run in looked]
 
 
 def read_analysis(path: Path) -> dict[str, Any]:

@@ -22,15 +22,20 @@ Load = Callable[[str], Dataset]
 """The dataset behind a name or path."""
 
 
+def looked_at(directory: Path) -> rundir.Run:
+    """The run in a directory."""
+    if not rundir.is_run(directory):
+        raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
+    run = rundir.look(directory)
+    if run.state == "damaged":
+        raise RunError(run.problem)
+    return run
+
+
 def by_dataset(runs: Sequence[Path]) -> list[list[rundir.Run]]:
     """Runs of the same data together, in the order given."""
     groups: dict[str, list[rundir.Run]] = {}
-    for directory in runs:
-        if not rundir.is_run(directory):
-            raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
-        run = rundir.look(directory)
-        if run.state == "damaged":
-            raise RunError(run.problem)
+    for run in map(looked_at, runs):
         groups.setdefault(str(run.about["dataset"].get("hash")), []).append(run)
     return list(groups.values())
 

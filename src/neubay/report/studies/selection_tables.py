@@ -115,7 +115,18 @@ def condense(documents: Sequence[Entry]) -> Entry:
             _ = [each["estimate"] for each in entry["candidates"]], entry["vote"], entry["verdict"]
     except (KeyError, TypeError) as error:
         raise NeubayError(f"not a selection.json: {type(error).__name__} {error}") from None
-    return {"selections": entries}
+    return {"selections": [each for i, each in enumerate(entries) if not _again(each, entries[i:])]}
+
+
+def _again(entry: Entry, later: Sequence[Entry]) -> bool:
+    """All of it is in an entry that follows, as when a study is repeated with more runs."""
+    names = {each["name"] for each in entry["candidates"]}
+    return any(
+        each["data"]["hash"] == entry["data"]["hash"]
+        and names <= {candidate["name"] for candidate in each["candidates"]}
+        for each in later
+        if each is not entry
+    )
 
 
 def _entry(document: Entry) -> Entry:

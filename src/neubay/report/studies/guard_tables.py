@@ -1,0 +1,139 @@
+"""What `neubay analyze guard` found: alarms before falls, and what a fall-back changes."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from neubay.errors import NeubayError
+from neubay.report.parts.figures import COLOURS, STYLE, plain_decades
+from neubay.report.parts.tables import columns_markdown
+
+BEGIN = "<!-- tables: neubay analyze guard -->"
+LEAST = 0.1
+"""False alarms per 1,000 steps below which the figure does not tell."""
+
+Record = Mapping[str, Any]
+Row = tuple[Record, str, Record]
+"""A run, the name of a guard, and what it found."""
+
+
+def condense(documents: Sequence[Record]) -> dict[str, Any]:
+    """What studies found, or files of it, as one file of few digits."""
+    found: list[Any] = []
+    for document in documents:
+        found += document["guards"] if isinstance(document.get("guards"), list) else [document]
+    try:
+        markdown(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NeubayError(
+            f"not a file of 'neubay analyze guard': {type(error).__name__} {error}"
+        ) from None
+    return {"guards": [_rounded(each) for each in found]}
+
+
+def markdown(results: Sequence[Record]) -> str:
+    """Alarms of the policies alone, then what the clone as fall-back changes."""
+    rows = [(run, name, guard) for run in results for name, guard in run["guards"].items()]
+    backed = [row for row in rows if row[2].get("fallback")]
+    parts = [("Alarms, the policy acting alone", columns_markdown(_ALARMS, rows))]
+    if backed:
+        parts.append(("With the clone as the fall-back", columns_markdown(_FALLBACK, backed)))
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+
+
+_ALARMS: dict[str, Callable[[Row], str]] = {
+    "dataset": lambda row: row[0]["dataset"],
+    "run": lambda row: row[0]["run"],
+    "a fall is": lambda row: row[0]["falls_are"],
+    "episodes": lambda row: str(row[0]["episodes"]),
+    "guard": lambda row: row[1],
+    "alarms per episode": lambda row: f"{row[2]['per_episode']:.1f}",
+    "falls": lambda row: str(row[2]["falls"]),
+    "announced": lambda row: _percent(_share(row[2])),
+    "by chance": lambda row: _percent(row[2]["by_chance"]),
+    "steps ahead (median)": lambda row: _number(row[2]["ahead"], 0),
+    "false alarms per 1,000 steps": lambda row: _number(row[2]["false_per_thousand"], 1),
+}
+_FALLBACK: dict[str, Callable[[Row], str]] = {
+    "dataset": lambda row: row[0]["dataset"],
+    "run": lambda row: row[0]["run"],
+    "guard": lambda row: row[1],
+    "steps by the clone": lambda row: _percent(row[2]["fallback"]["fell_back"]),
+    "policy alone": lambda row: _worth(row[0]["alone"]),
+    "with the fall-back": lambda row: _worth(row[2]["fallback"]),
+    "clone alone": lambda row: _worth(row[0]["clone"] or {}),
+    "falls alone": lambda row: str(row[0]["alone"]["falls"]),
+    "falls with it": lambda row: str(row[2]["fallback"]["falls"]),
+    "steps per episode, alone": lambda row: f"{row[0]['alone']['length_mean']:.0f}",
+    "with it": lambda row: f"{row[2]['fallback']['length_mean']:.0f}",
+}
+
+
+def guard_figure(results: Sequence[Record]) -> Figure:
+    """Falls announced, and how many steps ahead, over false alarms; a column for each run that has
+    falls. A line is the posterior alone over its limits, a mark a guard."""
+    results = [run for run in results if run["alone"]["falls"]] or results[:1]
+    with style.context(STYLE):
+        figure = Figure(figsize=(3.4 * max(len(results), 2), 4.8), layout="constrained")
+        panels = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+        for (upper, lower), run in zip(panels.T, results, strict=True):
+            _draw(upper, run, _share)
+            _draw(lower, run, lambda found: found["ahead"])
+            upper.set_title(f"{run['dataset']}\n{run['run']}")
+            upper.set_ylim(-0.03, 1.03)
+            lower.set_ylim(0, None)
+            lower.set_xlabel("false alarms per 1,000 steps")
+        panels[0, 0].set_ylabel("share of falls announced")
+        panels[1, 0].set_ylabel("steps ahead (median)")
+        panels[0, 0].legend(loc="lower right")
+    return figure
+
+
+def _draw(axes: Axes, run: Record, value: Callable[[Record], float | None]) -> None:
+    def points(found: Sequence[Record]) -> tuple[list[float], list[float]]:
+        values = (value(each) for each in found)
+        return [_false(each) for each in found], [
+            math.nan if each is None else each for each in values
+        ]
+
+    blue, *others = COLOURS.values()
+    axes.plot(*points(run["posterior"]), color=blue, label="posterior, over its limit")
+    for (name, guard), mark, colour in zip(run["guards"].items(), "osD", others, strict=False):
+        axes.plot(*points([guard]), mark, color=colour, label=name, markersize=7)
+    axes.set_xscale("log")
+    plain_decades(axes, "x")
+
+
+def _share(found: Record) -> float | None:
+    return found["announced"] / found["falls"] if found["falls"] else None
+
+
+def _false(found: Record) -> float:
+    return max(found["false_per_thousand"] or 0.0, LEAST)
+
+
+def _worth(earned: Record) -> str:
+    """Its score, or its return where the task has no reference."""
+    if earned.get("score") is not None:
+        return f"{earned['score']:.1f}"
+    return _number(earned.get("return_mean"), 0)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -74,7 +74,11 @@ def test_what_datasets_differ_in_counts_for_nothing_when_they_are_pooled() -> No
     assert [each.fixed for each in found] == [False, True]
     assert selection_tables.pooled(found, "estimate") == pytest.approx(0.6)
     assert selection_tables.pooled(found, "fqe") is None
+    found[0].entry["fitted_q"] = {"gamma": 0.9, "of_data": 4.6, "data_earned": 5.4}
+    for each in found[0].candidates:
+        each["fqe"] = each["estimate"]
     text = selection_tables.markdown({"selections": [each.entry for each in found]})
+    assert "| toy | 0.9 | 5 | 5 | 12 to 50 |" in text
     assert "| overall | fixed on | tested on | all |" in text
     assert "| policies | 4 | 4 | 8 |" in text
 

@@ -390,6 +390,7 @@ def test_a_study_values_every_candidate_by_fitted_q_too(
         return float(fitted_q.actions_of(policy, study.dataset).mean())
 
     monkeypatch.setattr(FittedQ, "value", mean_action)
+    monkeypatch.setattr(FittedQ, "of_data", lambda study: (1.0, 2.0))
     (runs,) = by_dataset([chosen])
     found = selection_study(runs, lambda source: data(), tell=lambda text: None)["candidates"]
     files = {"clone": "policies/clone.npz", "run@100": "policies/000000100.npz"}

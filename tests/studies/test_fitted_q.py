@@ -33,6 +33,8 @@ def discounted(data: Dataset, gain: float) -> float:
 def test_the_values_and_the_order_of_linear_policies() -> None:
     data = logged(100 * [30], gain=0.3)
     study, states = FittedQ(data, GAMMA, steps=FEW), np.asarray(data.tape.state)
+    own, earned = study.of_data()
+    assert own == pytest.approx(earned, rel=0.1)
     gains = (1.5, 0.3, 0.0, -1.0)  # the last leaves what the data holds
     truth = np.array([discounted(data, gain) for gain in gains])
     found = np.array(

@@ -94,6 +94,13 @@ class FittedQ:
         ]
         return mean + std * float(_fit(head, data, *keys))
 
+    def of_data(self) -> tuple[float, float]:
+        """The value of the data's own actions, and what they earned: the two should agree. Where a
+        log was cut, both are guesses."""
+        opening = np.searchsorted(self.rows, self.dataset.bounds[0])
+        found = self.value_of(np.asarray(self.dataset.tape.action))
+        return found, float(self._returns[opening].mean())
+
     @cached_property
     def _shared(self) -> Transitions:
         """What is the same for every policy."""

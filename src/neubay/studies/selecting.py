@@ -61,6 +61,8 @@ def selection_study(
     record = selection.select(paths, data=dataset, tell=tell).record
     gamma = runs[0].about["config"]["agent"].get("gamma")
     study = FittedQ(dataset, float(gamma) if is_number(gamma) else 0.99)
+    found, earned = study.of_data()
+    record["fitted_q"] = {"gamma": study.gamma, "of_data": found, "data_earned": earned}
     known = {each.name: each for each in selection.of_runs(runs)}
     for number, judged in enumerate(record["candidates"], 1):
         candidate = known[judged["name"]]

@@ -136,11 +136,16 @@ def _entry(document: Entry) -> Entry:
         "vote": document["protocol"]["vote"],
         "verdict": document["verdict"],
         "chosen": document["chosen"],
+        **_fitted_q(document.get("fitted_q")),
         "candidates": [
             {key: _rounded(each[key]) for key in KEPT if each.get(key) is not None}
             for each in document["candidates"]
         ],
     }
+
+
+def _fitted_q(found: Entry | None) -> Entry:
+    return {} if found is None else {"fitted_q": {k: _rounded(v) for k, v in found.items()}}
 
 
 def _rounded(value: Any) -> Any:
@@ -154,7 +159,21 @@ def markdown(condensed: Entry) -> str:
     if not checked:
         raise NeubayError("no selection has two candidates that an environment measured")
     ways = [name for name in WAYS if any(each.knows(name) for each in checked)]
-    return "\n\n".join([_ranking(checked, ways), _verdicts(checked), _overall(checked, ways)])
+    tables = [_ranking(checked, ways), _verdicts(checked), _overall(checked, ways)]
+    if valued := [each for each in checked if each.entry.get("fitted_q")]:
+        tables.append(columns_markdown(_FITTED_Q, valued))
+    return "\n\n".join(tables)
+
+
+_FITTED_Q: dict[str, Callable[[Checked], str]] = {
+    "dataset": lambda each: each.name,
+    "discount": lambda each: f"{each.entry['fitted_q']['gamma']:g}",
+    "fitted Q of the data's own actions": lambda each: f"{each.entry['fitted_q']['of_data']:,.0f}",
+    "what they earned, discounted": lambda each: f"{each.entry['fitted_q']['data_earned']:,.0f}",
+    "fitted Q of the policies": lambda each: " to ".join(
+        f"{end(each.column('fqe')):,.0f}" for end in (np.nanmin, np.nanmax)
+    ),
+}
 
 
 def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
@@ -224,7 +243,7 @@ def _facts(checked: Sequence[Checked], ways: Sequence[str]) -> dict[str, str]:
             f"median regret@3, {WAYS[way]}": _percent(regrets[3]),
         }
     return {
-        "datasets": str(len(checked)),
+        "datasets": str(len({each.name for each in checked})),
         "policies": str(len(better)),
         **ranking,
         "wrongly deployed, of those deployed": f"{int((deployed & ~better).sum())} of "

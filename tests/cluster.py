@@ -83,7 +83,7 @@ def workers(node: Any) -> list[psutil.Process]:
     for process in node.all_processes["raylet"]:
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(process.process.pid).children(recursive=True)
-            found += [child for child in children if child.name().startswith("ray::_task")]
+            found += [child for child in children if child.name().startswith("ray::task")]
     return found
 
 

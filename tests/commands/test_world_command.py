@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from neubay import cli, world
-from neubay.world import fitting, termination
+from neubay.world import pool, termination
 
 SMALL = ["--width", "8", "--depth", "1", "--pool", "4", "--members", "2", "--max-epochs", "2"]
 
@@ -75,7 +75,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fitting, "validate", interrupted)
+    monkeypatch.setattr(pool, "validate", interrupted)
     out = tmp_path / "world"
     assert run("world", str(data), *SMALL, "--out", str(out)) == 130
     printed = " ".join(capsys.readouterr().out.split())
@@ -124,3 +124,18 @@ def test_learned_ends_are_said_and_shown(
     words = ("world", str(path), *SMALL, "--termination", "rule", "--out", str(tmp_path / "other"))
     assert run(*words) == 2
     assert "'rule' is asked for" in " ".join(capsys.readouterr().err.split())
+
+
+def test_flags_of_an_engine_belong_to_ray(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["world", str(data), *SMALL, "--out", str(tmp_path / "world")]
+    for flags, says in (
+        (["--jobs", "2"], "--jobs: belongs to --engine ray"),
+        (["--address", "127.0.0.1:1"], "--address: belongs to --engine ray"),
+        (["--engine", "ray", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray answers there"),
+    ):
+        assert run(*asked, *flags) == 2
+        assert says in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "world" / "shards" / "shards.json").exists()

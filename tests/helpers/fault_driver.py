@@ -25,11 +25,11 @@ from neubay.experience import Imagined
 from neubay.policy import Policy
 from neubay.runs import checkpoints, files, tracking
 from neubay.tasks import get_task
-from neubay.world import World, fitted, fitting
+from neubay.world import World, fitted, fitting, pool
 
 WORLD_PHASES: dict[str, tuple[Any, str]] = {
-    "world training": (fitting, "train"),
-    "world validation": (fitting, "validate"),
+    "world training": (pool, "train"),
+    "world validation": (pool, "validate"),
     "world checkpoint": (checkpoints, "write_arrays"),
     "world checkpoint named": (Path, "replace"),
     "uncertainty over the data": (World, "uncertainty"),

@@ -15,7 +15,7 @@ from neubay import experiment
 from neubay.config import updated
 from neubay.data.rows import ColumnNames
 from neubay.errors import ConfigError, SweepError
-from neubay.sweeps import ray_engine
+from neubay.sweeps import node, ray_engine
 from neubay.sweeps.data import Source, rows_of
 from neubay.sweeps.dispatch import Dispatch
 from neubay.sweeps.jobs import Job, Outcome, packed, unpack
@@ -118,9 +118,9 @@ def test_a_folder_that_another_worker_has_fetched_meanwhile_will_do(tmp_path: Pa
         (target / "theirs").touch()
         return packed(target)
 
-    ray_engine._fetch(target, also_by_another, None)
+    node.fetch(target, also_by_another, None)
     assert [path.name for path in target.iterdir()] == ["theirs"]
-    ray_engine._fetch(target, pytest.fail, None)  # there already: nothing is asked for
+    node.fetch(target, pytest.fail, None)  # there already: nothing is asked for
 
 
 def test_a_world_that_is_trained_and_not_seen_ends_the_sweep_with_a_reason(tmp_path: Path) -> None:

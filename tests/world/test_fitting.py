@@ -22,8 +22,8 @@ from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, WorldError
 from neubay.runs import checkpoints
 from neubay.tasks import DiscreteActions, Task
-from neubay.world import FittedWorld, Member, Progress, World, fitting, training
-from neubay.world.training import Learner, Snapshots
+from neubay.world import FittedWorld, Member, Progress, World, pool, training
+from neubay.world.training import Snapshots
 
 # --- A system whose truth is known ---------------------------------------------------------------
 
@@ -232,7 +232,7 @@ def test_stopping_and_snapshots_against_loops(
     keys = jax.ShapeDtypeStruct((3,), jax.random.key(0).dtype)
     blank = jax.eval_shape(jax.vmap(lambda key: Member(1, 1, config, key=key)), keys)
     best = Snapshots(marked(-1), jnp.full(3, jnp.inf, jnp.float32))
-    state = fitting.State([Learner(marked(-1), ())], best, fitting.most_epochs(config, 5))
+    state = pool.Course(most_epochs=pool.most_epochs(config, 5))
     while not state.ended(config):
         score = jnp.asarray(scores[state.epoch])
         best, improved = training.keep_best(best, marked(state.epoch), score, config)
@@ -260,7 +260,7 @@ def test_the_lower_of_both_caps_holds(
     max_epochs: int | None, max_steps: int | None, epoch_steps: int, cap: int | None
 ) -> None:
     config = CONFIG.model_copy(update={"max_epochs": max_epochs, "max_steps": max_steps})
-    assert fitting.most_epochs(config, epoch_steps) == cap
+    assert pool.most_epochs(config, epoch_steps) == cap
 
 
 def test_a_cap_of_steps_ends_a_fit_after_whole_epochs(dataset: Dataset) -> None:
@@ -311,7 +311,7 @@ def test_the_best_are_kept_best_first_and_come_from_their_best_epoch(
         seen.append(np.asarray(members.head.bias))
         return jnp.asarray(scores[len(seen) - 1])
 
-    monkeypatch.setattr(fitting, "validate", scripted)
+    monkeypatch.setattr(pool, "validate", scripted)
     fitted = worlds.fit(dataset, CONFIG, seed=0)
     assert len(fitted.history) == 8  # three epochs with improvements, then five without
     assert fitted.history[1] == worlds.EpochRecord(best=1.0, median=pytest.approx(2.7), improved=2)
@@ -353,7 +353,7 @@ def test_interrupted_twice_and_resumed_ends_where_the_uninterrupted_fit_ends(
     stop: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fitting, "FLOPS_PER_CALL", 0)  # a call for every gradient step
+    monkeypatch.setattr(pool, "FLOPS_PER_CALL", 0)  # a call for every gradient step
     for after in (70, 101):  # in the second epoch, and in the one after
         with pytest.raises(KeyboardInterrupt):
             worlds.fit(

@@ -272,7 +272,7 @@ def test_a_fit_with_heads_is_saved_resumed_and_built_on_one_without(
     without = updated(SMALL, {"termination": "none"})
     plain = worlds.fit(data, without, 0, directory=worlds.world_directory(data, without, 0))
     assert plain.termination is None and plain.world.heads is None
-    monkeypatch.setattr("neubay.world.fitting._train_pool", None)
+    monkeypatch.setattr("neubay.world.fitting.train_pool", None)
     built = worlds.fit(data, SMALL, 0, directory=worlds.world_directory(data, SMALL, 0))
     for one, *others in zip(
         *(jax.tree.leaves(each.world) for each in (resumed, loaded, built)), strict=True

@@ -23,8 +23,8 @@ from neubay.replay import BatchShape
 from neubay.tape import AgentInput, Tape
 from neubay.tasks import Task
 from neubay.world import training
-from neubay.world.fitting import FLOPS_PER_CALL
 from neubay.world.model import Member, Scaler, World
+from neubay.world.pool import FLOPS_PER_CALL
 from neubay.world.transitions import Transitions
 
 

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
@@ -11,11 +11,15 @@ from rich.table import Table
 
 from neubay import published
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
+from neubay.commands.sweep import shared_plan
 from neubay.commands.text import Console, escape
-from neubay.config import WorldConfig
+from neubay.config import WorldConfig, preset, updated
+from neubay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from neubay.data import Dataset
     from neubay.world import FittedWorld, TerminationRecord
+    from neubay.world.fitting import Elsewhere
 
 AGES = (1, 10, 100, 500)
 """Steps of an episode after which the share that still runs is shown."""
@@ -29,6 +33,12 @@ class WorldFlags:
     """Of the members, their shuffles and the validation split."""
     out: Path | None = None
     """The world directory; by default where 'neubay train' looks for a world of these settings."""
+    engine: Literal["local", "ray"] = "local"
+    """This process, or the members of the pool in shards, each a task of Ray."""
+    address: str | None = None
+    """HOST:PORT of a Ray cluster, or auto; without it Ray is started here."""
+    jobs: int | None = None
+    """With --engine ray, shards at once; by default one for every core."""
 
 
 def train(arguments: list[str]) -> int:
@@ -55,7 +65,8 @@ def train(arguments: list[str]) -> int:
         f"{config.width}, the best {config.members} kept\nworld directory {escape(str(directory))}"
     )
     world.tell_choice(dataset, config, told(console))
-    if not world.is_whole(directory):
+    elsewhere = _elsewhere(flags, dataset)
+    if not world.is_whole(directory) and elsewhere is None:
         preflight.check_world_memory(dataset, config)
     command = shlex.join(["neubay", "world", *arguments])
     with stopped(console, command), world_progress(console, config) as progress:
@@ -66,9 +77,28 @@ def train(arguments: list[str]) -> int:
             directory=directory,
             progress=progress,
             tell=told(console),
+            elsewhere=elsewhere,
         )
     show(console, fitted)
     return 0
+
+
+def _elsewhere(flags: WorldFlags, dataset: "Dataset") -> "Elsewhere | None":
+    """What trains the pool, where that is not this process."""
+    if flags.engine == "local":
+        for name, value in (("--address", flags.address), ("--jobs", flags.jobs)):
+            if value is not None:
+                raise ConfigError(f"{name}: belongs to --engine ray")
+        return None
+    from neubay.sweeps.shards import in_shards
+    from neubay.sweeps.sweep import make_engine
+
+    settings, jobs, address = flags.settings, flags.jobs, flags.address
+    return in_shards(
+        lambda folder: shared_plan(settings, dataset, folder),
+        updated(preset("cpu"), {"seed": flags.seed}),
+        lambda plan: make_engine("ray", plan, jobs=jobs, address=address),
+    )
 
 
 def info(directory: tyro.conf.Positional[Path]) -> None:

@@ -71,17 +71,18 @@ class Pool(NamedTuple):
     compiler_options: tuple[tuple[str, str], ...]
 
 
-def pool_layout(members: int, devices: int) -> Pool:
+def pool_layout(members: int, devices: int, group: int | None = None) -> Pool:
     """How `members` on each of `devices` devices are trained.
 
     On a CPU the members of a small group stay in cache over many gradient steps, and a lane for
     each core keeps all of them busy: of a single program, only matrix products use more than one.
     On an accelerator all members take a step side by side, which makes every product a batched one.
+    The size of a group shows in the last bits: a shard of a pool is given that of the whole pool.
     """
     if not on_cpu():
         return Pool(lanes=1, group=members, compiler_options=())
-    lanes = largest_divisor(members, _cores()) if devices == 1 else 1
-    return Pool(lanes, largest_divisor(members // lanes, 2), _cpu_options())
+    lanes = largest_divisor(members // (group or 1), _cores()) if devices == 1 else 1
+    return Pool(lanes, group or largest_divisor(members // lanes, 2), _cpu_options())
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -26,7 +26,7 @@ from neubay.selection.protocol import Predict, Rollouts, Trial
 from neubay.selection.record import FLOOR_LEVEL, DataRecord, load_record
 from neubay.selection.verdict import Judged, Sanity, Verdict, decide, ranked
 from neubay.tasks import Task, get_task, list_tasks, published_settings
-from neubay.world.fitting import Show
+from neubay.world.pool import Show
 
 LAYOUT = 1
 """Version of selection.json and of the results kept beside it."""

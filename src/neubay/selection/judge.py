@@ -19,7 +19,7 @@ from neubay.runs.files import read_json, tree_hash
 from neubay.runs.messages import Tell, log
 from neubay.tasks import Task, published_settings
 from neubay.world import FittedWorld, Resampled, resampled_hash
-from neubay.world.fitting import Show
+from neubay.world.pool import Show
 
 _SEED = 1_000_000
 """Added to the judge's seed: its first weights are those of no world with a small seed."""

@@ -44,6 +44,12 @@ def claim(count: int = 1, folder: Path | None = None) -> list[int]:
     return sorted(chosen)
 
 
+def threads(count: int | None) -> dict[str, str]:
+    """The environment in which JAX's programs use so many threads, whatever cores they have: a
+    matrix product is cut by their number, and its last bits depend on the cut."""
+    return {} if count is None else {"NPROC": str(count)}
+
+
 def _user() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
 

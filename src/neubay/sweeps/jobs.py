@@ -16,15 +16,15 @@ import numpy as np
 from neubay.config import Facts, TrainConfig, known, settle
 from neubay.errors import RunError
 from neubay.runs import rundir
+from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import atomic, read_json
 from neubay.runs.locks import LOCK_FILE
 from neubay.runs.provenance import provenance
 from neubay.runs.tracking import read_json_lines
 from neubay.runs.values import is_number
 
-TOKEN = ".engine"
-"""In the folder of the runs: a word that tells a worker whether it sees the same folder."""
 Metric = Literal["posterior", "score"]
+Kind = Literal["run", "world", "judge", "shard"]
 State = Literal["finished", "paused", "failed", "refused", "stopped", "lost"]
 """How a job ended: done; done up to where it was to pause; cannot be done with these settings;
 cannot be done here and now (a full disk, other versions); stopped by a signal; its worker died as
@@ -35,9 +35,9 @@ often as it is tried."""
 class Job:
     """One thing to do, in plain values."""
 
-    kind: Literal["run", "world", "judge"]
+    kind: Kind
     directory: str
-    """The run directory, or the directory of the world."""
+    """The run directory, or the directory of the world or of the shard."""
     cache: str
     """Where worlds are kept and found."""
     data: dict[str, Any]
@@ -54,7 +54,9 @@ class Job:
     """The settings of the world whose judge judges; none: the run's own."""
     metric: Metric | None = None
     until: int | None = None
-    """Pause at the first evaluation at this gradient step or later."""
+    """Pause at the first evaluation at this gradient step or later; of a shard: the epoch."""
+    shard: tuple[int, int, int] | None = None
+    """Which members of the pool, and how many of them take a step side by side."""
     worlds: tuple[str, ...] = ()
     """Directories of the worlds that a run needs."""
     world: str | None = None
@@ -71,7 +73,8 @@ class Job:
     @staticmethod
     def read(text: str) -> "Job":
         values = json.loads(text)
-        return Job(**values | {"worlds": tuple(values["worlds"])})
+        shard = values["shard"] and tuple(values["shard"])
+        return Job(**values | {"worlds": tuple(values["worlds"]), "shard": shard})
 
     @property
     def name(self) -> str:
@@ -95,6 +98,8 @@ class Outcome:
     seconds: float = 0.0
     where: str = ""
     """The machine and the process that did it."""
+    epochs: list[Any] | None = None
+    """Of a shard: scores and improvements of its members, epoch by epoch."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -189,15 +194,36 @@ def _number(*values: Any) -> float | None:
 # --- Files that travel ---------------------------------------------------------------------------
 
 
+def position(kind: Kind, directory: Path) -> int:
+    """How far a run or a shard has come that is resumed there; -1 where there is none."""
+    if kind == "run" and rundir.is_run(directory):
+        return rundir.look(directory).step
+    if kind == "shard" and (saved := found(directory / CHECKPOINTS)):
+        return int(saved[-1].name.replace("-", ""))
+    return -1
+
+
+def brought_home(files: Mapping[str, np.ndarray], worlds: Iterable[str]) -> dict[str, np.ndarray]:
+    """The files of a run that was on a node, naming its worlds where they are here."""
+    here, brought = {Path(where).name: where for where in worlds}, dict(files)
+    for name in (rundir.WORLD_REFERENCE, f"{rundir.SELECTION}/{rundir.JUDGE_REFERENCE}"):
+        if name in brought:
+            reference = json.loads(brought[name].tobytes())
+            there = Path(str(reference.get("directory"))).name
+            reference["directory"] = here.get(there, reference.get("directory"))
+            brought[name] = np.frombuffer(json.dumps(reference, indent=2).encode(), np.uint8)
+    return brought
+
+
 def packed(directory: Path) -> dict[str, np.ndarray]:
     """Every file below a directory but its lock, as arrays of bytes."""
-    found = {}
+    files = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
         hidden = any(part.startswith(".") for part in name.parts)
         if path.is_file() and not hidden and name.name != LOCK_FILE:
-            found[name.as_posix()] = np.frombuffer(path.read_bytes(), np.uint8)
-    return found
+            files[name.as_posix()] = np.frombuffer(path.read_bytes(), np.uint8)
+    return files
 
 
 def unpack(files: Mapping[str, np.ndarray], directory: Path) -> None:

@@ -29,13 +29,16 @@ class Local:
     Args:
         jobs: workers; by default one for every core.
         log: where workers write what they have to say.
+        threads: of a worker's programs; by default as many as it has cores.
     """
 
-    def __init__(self, jobs: int | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self, jobs: int | None = None, log: Path | None = None, *, threads: int | None = None
+    ) -> None:
         available = len(cores.available())
         self.workers = jobs or available
         self._cores = max(available // self.workers, 1)
-        self._log = log
+        self._log, self._environment = log, os.environ | cores.threads(threads)
         self._pool: list[_Worker] = []
         self._jobs: dict[int, Job] = {}
         self._tries: dict[int, int] = {}
@@ -116,6 +119,7 @@ class Local:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env=self._environment,
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches the sweep, which then stops its workers
             )

@@ -32,6 +32,8 @@ class Plan:
     tensorboard: bool = False
     wandb: str | None = None
     checkpoint_seconds: float = 30.0
+    threads: int | None = None
+    """Threads of a worker's programs; by default as many as it has cores."""
 
     def begin(self) -> None:
         """Put the rows of a dataset that has no name into the folder, where workers find them."""
@@ -71,6 +73,13 @@ class Plan:
             judge = judged_as.model_dump()
             jobs.append(Job(kind="judge", directory=str(where.resolve()), judge=judge, **common))
         return jobs
+
+    def shard(
+        self, config: TrainConfig, shard: tuple[int, int, int], directory: Path, epoch: int
+    ) -> Job:
+        """Members of the pool of a world, up to the end of an epoch."""
+        common, where = self._common(config), str(directory.resolve())
+        return Job(kind="shard", directory=where, shard=shard, until=epoch, **common)
 
     def _common(self, config: TrainConfig) -> dict[str, Any]:
         return {

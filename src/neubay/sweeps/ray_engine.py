@@ -10,34 +10,26 @@ import importlib
 import os
 import platform
 import socket
-import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neubay.errors import ConfigError, SweepError
-from neubay.runs import rundir
-from neubay.runs.cache import keep_compiled_programs
 from neubay.runs.files import atomic
 from neubay.runs.signals import GRACE
 from neubay.sweeps import cores
 from neubay.sweeps.data import rows_of
-from neubay.sweeps.jobs import TOKEN, Job, Outcome, packed, unpack
+from neubay.sweeps.jobs import Job, Outcome, brought_home, packed, position, unpack
+from neubay.sweeps.node import TOKEN, UNSEEN, task
 from neubay.sweeps.plan import Plan
 
 RETRIES = 3
 """How often a task is run again whose worker or node died."""
 STORE = 200_000_000
 """Bytes of the object store of a Ray that is started here: little goes through it."""
-UNSEEN = "unseen"
-"""The answer of a node that does not see our files, and was not given what it needs of them."""
 NEEDS = '--engine ray needs Ray: pip install "neubay[sweep]"'
-Files = Mapping[str, np.ndarray]
 
 
 class Ray:
@@ -69,12 +61,12 @@ class Ray:
                 f"--address {address}: this process is connected to a Ray already; leave the "
                 "address out to use that one, or call ray.shutdown() first"
             )
-        plan.directory.mkdir(parents=True, exist_ok=True)
-        self._token = uuid.uuid4().hex
-        with atomic(plan.directory / TOKEN) as draft:
-            draft.write_text(self._token, encoding="utf-8")
+        self._token, self._name = _signed(plan.directory)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_task)
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
+        if plan.threads is not None:  # in processes of their own
+            options["runtime_env"] = {"env_vars": cores.threads(plan.threads)}
+        self._task = ray.remote(**options)(task)
         self._running: dict[Any, tuple[int, Job]] = {}
         self._submitted = 0
         self._rows: Any = None
@@ -123,10 +115,9 @@ class Ray:
     def _parcel(self, job: Job) -> dict[str, Any]:
         """What a node needs. Where some node does not see our files, also references to all that it
         needs of them, which are fetched if need be, once for all workers of a node."""
-        identity = f"{platform.node()} {job.home} {self._plan.dataset.hash}"
         parcel: dict[str, Any] = {
             "token": "" if self._forced else self._token,
-            "name": hashlib.sha256(identity.encode()).hexdigest()[:16],
+            "name": self._name,
         }
         if self._shared:
             return parcel
@@ -136,8 +127,8 @@ class Ray:
             if where not in self._worlds and (files := packed(Path(where))):
                 self._worlds[where] = self._ray.put(files)
         begun, directory = None, Path(job.directory)
-        if job.kind == "run" and rundir.is_run(directory):
-            begun = rundir.look(directory).step, self._ray.put(packed(directory))
+        if (step := position(job.kind, directory)) >= 0:
+            begun = step, self._ray.put(packed(directory))
         worlds = {where: self._worlds[where] for where in job.worlds if where in self._worlds}
         return parcel | {"rows": self._rows, "worlds": worlds, "begun": begun}
 
@@ -158,8 +149,24 @@ class Ray:
             self._send(ticket, job)
             return None
         if files is not None:
-            unpack(files, Path(job.directory))
+            unpack(brought_home(files, job.worlds), Path(job.directory))
         return ticket, Outcome.read(text)
+
+
+def _signed(directory: Path) -> tuple[str, str]:
+    """Write a new word into the folder of the runs, so that no copy of it passes for it; and the
+    name of this folder for nodes that do not see it, which stays the same when a sweep is resumed
+    and is another one where it is begun anew."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path, token = directory / TOKEN, uuid.uuid4().hex
+    try:
+        _, stays = path.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        stays = uuid.uuid4().hex
+    with atomic(path) as draft:
+        draft.write_text(f"{token}\n{stays}\n", encoding="utf-8")
+    identity = f"{platform.node()} {directory.resolve()} {stays}"
+    return token, hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def needed() -> Any:
@@ -213,7 +220,7 @@ def _check_reachable(address: str) -> None:
         raise SweepError(
             f"--address {address}: no Ray answers there ({error.strerror or error}). Start one "
             f"with 'ray start --head --port {port}', or leave --address out to start Ray here; the "
-            "same command then resumes the sweep"
+            "same command then resumes"
         ) from None
 
 
@@ -227,55 +234,3 @@ def _explained(error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
-
-
-# --- On a node -----------------------------------------------------------------------------------
-
-_pinned: list[int] = []
-
-
-def _task(text: str, parcel: dict[str, Any]) -> tuple[str, Files | None]:
-    """Do a job; the files that it made, where they are not seen from where the sweep is."""
-    if not _pinned:
-        _pinned.extend(cores.claim(1))
-        keep_compiled_programs()
-    from neubay.sweeps.work import do
-
-    job = Job.read(text)
-    if _sees(Path(job.home), parcel["token"]):
-        return do(job).text(), None
-    if "rows" not in parcel:
-        return UNSEEN, None
-    ray = needed()
-    node = ray.get_runtime_context().get_node_id()
-    scratch = Path(tempfile.gettempdir()) / f"neubay-sweep-{parcel['name']}" / node[:12]
-    worlds = scratch / "cache" / "worlds"
-    for where, reference in parcel["worlds"].items():
-        _fetch(worlds / Path(where).name, ray.get, reference)
-    place = (scratch / "runs" if job.kind == "run" else worlds) / job.name
-    if parcel["begun"] is not None:
-        step, reference = parcel["begun"]
-        if not rundir.is_run(place) or rundir.look(place).step < step:
-            unpack(ray.get(reference), place)
-    outcome = do(job.at(place, scratch / "cache"), lambda: ray.get(parcel["rows"]))
-    # What was refused was not done: nothing there is this job's.
-    return outcome.text(), None if outcome.state == "refused" else packed(place) or None
-
-
-def _fetch(target: Path, get: Callable[[Any], Files], reference: Any) -> None:
-    """Put files into a folder, once for all workers of a node."""
-    if target.is_dir():
-        return
-    try:
-        unpack(get(reference), target)
-    except OSError:
-        if not target.is_dir():  # not by another worker in the meantime
-            raise
-
-
-def _sees(home: Path, token: str) -> bool:
-    """This node sees the folder of the runs."""
-    try:
-        return bool(token) and (home / TOKEN).read_text(encoding="utf-8") == token
-    except OSError:
-        return False

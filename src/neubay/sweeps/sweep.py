@@ -16,9 +16,10 @@ from neubay.runs.locks import LOCK_FILE, locked
 from neubay.runs.sweepdir import Record, Trial
 from neubay.sweeps.data import FOLDER, Source
 from neubay.sweeps.dispatch import Dispatch
-from neubay.sweeps.jobs import TOKEN, Engine, Metric
+from neubay.sweeps.jobs import Engine, Metric
 from neubay.sweeps.local import Local
 from neubay.sweeps.loop import Loop, Show, climbs
+from neubay.sweeps.node import TOKEN
 from neubay.sweeps.plan import Plan
 from neubay.sweeps.proposals import Proposals, Sampler, needed
 from neubay.sweeps.space import Space, parse, points
@@ -270,7 +271,7 @@ def make_engine(
     if name == "local":
         if address is not None:
             raise ConfigError("--address: belongs to --engine ray")
-        return Local(jobs, plan.directory / LOG)
+        return Local(jobs, plan.directory / LOG, threads=plan.threads)
     from neubay.sweeps.ray_engine import Ray
 
     return Ray(plan, jobs=jobs, address=address)

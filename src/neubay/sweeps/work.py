@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from neubay import experiment, selection, world
 from neubay.config import SelectionConfig, TrainConfig, WorldConfig, validated
@@ -19,6 +20,7 @@ from neubay.runs.locks import locked
 from neubay.runs.signals import Stopped, deferred_signals, stop_if_signalled
 from neubay.sweeps.data import Arrays, Source, kept
 from neubay.sweeps.jobs import Job, Outcome, State, policy_at, score_at, value_of, versions
+from neubay.world.pool import Shard, train_shard
 
 _datasets: dict[str, Dataset] = {}  # the last one, by what describes it
 Rows = Callable[[], Arrays]
@@ -32,8 +34,9 @@ def do(job: Job, rows: Rows | None = None) -> Outcome:
     """
     begun, where = time.monotonic(), f"{platform.node()}, process {os.getpid()}"
 
-    def ended(state: State, problem: str = "", value: float | None = None) -> Outcome:
-        return Outcome(state, value, problem, time.monotonic() - begun, where)
+    def ended(state: State, problem: str = "", **found: Any) -> Outcome:
+        seconds = time.monotonic() - begun
+        return Outcome(state, problem=problem, seconds=seconds, where=where, **found)
 
     try:
         with deferred_signals():
@@ -41,8 +44,8 @@ def do(job: Job, rows: Rows | None = None) -> Outcome:
             os.environ[CACHE_VARIABLE] = job.cache
             dataset = _dataset(job, rows)
             stop_if_signalled()
-            state, value = _WAYS[job.kind](job, dataset)
-            return ended(state, value=value)
+            done = _WAYS[job.kind](job, dataset)
+            return ended(done.state, value=done.value, epochs=done.epochs)
     except KeyboardInterrupt:
         return ended("stopped")
     except (TrainingError, ConfigError) as error:
@@ -66,8 +69,8 @@ def _check_versions(job: Job) -> None:
     ]
     if differing:
         raise RunError(
-            f"other versions than where the sweep was begun: {', '.join(differing)}. Install the "
-            "same on every node; the same command then resumes the sweep"
+            f"other versions than where this was begun: {', '.join(differing)}. Install the same "
+            "on every node; the same command then resumes"
         )
 
 
@@ -84,13 +87,34 @@ def _dataset(job: Job, rows: Rows | None) -> Dataset:
 
 # --- The kinds of jobs ---------------------------------------------------------------------------
 
-Ended = tuple[State, float | None]
+
+class Ended(NamedTuple):
+    """How a job ended, with what there is to tell: the value of a run, the epochs of a shard."""
+
+    state: State
+    value: float | None = None
+    epochs: list[Any] | None = None
 
 
 def _world(job: Job, dataset: Dataset) -> Ended:
     config = validated(TrainConfig, job.config)
     world.fit(dataset, config.world, config.seed, directory=Path(job.directory), tell=_say)
-    return "finished", None
+    return Ended("finished")
+
+
+def _shard(job: Job, dataset: Dataset) -> Ended:
+    assert job.shard is not None and job.until is not None
+    config = validated(TrainConfig, job.config)
+    epochs = train_shard(
+        dataset,
+        config.world,
+        config.seed,
+        Shard(*job.shard),
+        Path(job.directory),
+        epochs=job.until,
+        tell=_say,
+    )
+    return Ended("finished", epochs=epochs)
 
 
 def _judge(job: Job, dataset: Dataset) -> Ended:
@@ -98,7 +122,7 @@ def _judge(job: Job, dataset: Dataset) -> Ended:
     settings = validated(SelectionConfig, job.select)
     config = validated(WorldConfig, job.judge)
     selection.fit_judge(dataset, config, seed=settings.judge_seed, tell=_say)
-    return "finished", None
+    return Ended("finished")
 
 
 def _run(job: Job, dataset: Dataset) -> Ended:
@@ -106,7 +130,7 @@ def _run(job: Job, dataset: Dataset) -> Ended:
     with locked(directory, waiting=_say):  # a worker whose sweep was killed may still be saving
         pass
     if job.until is not None and _is_at(directory, job.until):
-        return "paused", _value_on_the_way(job, dataset)
+        return Ended("paused", _value_on_the_way(job, dataset))
     trackers = []
     if job.tensorboard:
         trackers.append(tracking.tensorboard(directory / "tensorboard"))
@@ -129,8 +153,8 @@ def _run(job: Job, dataset: Dataset) -> Ended:
     except Stopped:
         if job.until is None or not _is_at(directory, job.until):
             raise
-        return "paused", _value_on_the_way(job, dataset)
-    return "finished", None if job.metric is None else value_of(directory, job.metric)
+        return Ended("paused", _value_on_the_way(job, dataset))
+    return Ended("finished", None if job.metric is None else value_of(directory, job.metric))
 
 
 def _is_at(directory: Path, step: int) -> bool:
@@ -159,6 +183,7 @@ def _value_on_the_way(job: Job, dataset: Dataset) -> float | None:
 _WAYS: dict[str, Callable[[Job, Dataset], Ended]] = {
     "world": _world,
     "judge": _judge,
+    "shard": _shard,
     "run": _run,
 }
 

@@ -7,8 +7,9 @@ rollouts are cut where that exceeds `FittedWorld.threshold`.
 
 from neubay.world.directory import world_directory
 from neubay.world.fitted import EpochRecord, FittedWorld, TerminationRecord, is_whole, load, save
-from neubay.world.fitting import Progress, best_of, fit, uncertainty_over, with_termination
+from neubay.world.fitting import best_of, fit, uncertainty_over, with_termination
 from neubay.world.model import Gaussian, Head, Member, Scaler, World, WorldStep, quantify
+from neubay.world.pool import Progress
 from neubay.world.resampled import Resampled, resampled_hash
 from neubay.world.termination import (
     assess,

@@ -81,12 +81,13 @@ class Layout(NamedTuple):
         return NamedSharding(self.mesh, PartitionSpec("pool"))
 
 
-def best_layout(pool: int) -> Layout:
-    """All devices that can share the pool evenly, and what suits the backend."""
+def best_layout(pool: int, group: int | None = None) -> Layout:
+    """All devices that can share the pool evenly, and what suits the backend. With a `group`,
+    members are trained in groups of that size, as they are where the rest of the pool is."""
     devices = jax.devices()
-    used = choices.largest_divisor(pool, len(devices))
+    used = choices.largest_divisor(pool // (group or 1), len(devices))
     mesh = Mesh(np.asarray(devices[:used]), ("pool",))
-    return Layout(mesh, *choices.pool_layout(pool // used, used))
+    return Layout(mesh, *choices.pool_layout(pool // used, used, group))
 
 
 def _on_devices(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
@@ -130,15 +131,22 @@ class Recipe(NamedTuple):
     """Gradient steps over which the learning rate falls to zero, if it does."""
 
     @staticmethod
-    def of(task: Task, config: WorldConfig, most_steps: int | None = None) -> "Recipe":
-        """`most_steps`: gradient steps that the caps allow, where there is a cap."""
+    def of(
+        task: Task,
+        config: WorldConfig,
+        most_steps: int | None = None,
+        members: int | None = None,
+        group: int | None = None,
+    ) -> "Recipe":
+        """Of a pool, or of some `members` of it in groups of a given size. `most_steps`: gradient
+        steps that the caps allow, where there is a cap."""
         # Fits that differ only in when they stop or what they keep share their compiled steps.
         free = {"max_epochs": None, "max_steps": None, "members": 1, "decay": False}
         return Recipe(
             config.model_copy(update=free),
             *member_sizes(task),
             task.reward_only,
-            best_layout(config.pool),
+            best_layout(members or config.pool, group),
             most_steps if config.decay else None,
         )
 

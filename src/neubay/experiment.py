@@ -99,8 +99,14 @@ def train(
     if isinstance(dataset, str | Path):
         dataset = data.load(dataset)
     directory = Path(out) if out is not None else default_directory(dataset, variant, seed)
-    settings = preset or default_preset(), variant, {"seed": seed, **(changes or {})}
-    return _train(dataset, settings, directory, None if quiet else _show, select)
+    published, chosen = (
+        published_settings(dataset.task, dataset.published),
+        preset or default_preset(),
+    )
+    config = resolve(published, chosen, variant, {"seed": seed, **(changes or {})})
+    shown = {} if quiet else in_lines(dataset, config, _show)
+    about = {"preset": chosen, "variant": variant}
+    return run(dataset, config, directory, about=about, select=select, **shown)
 
 
 def train_together(
@@ -131,39 +137,50 @@ def train_together(
         raise ConfigError(f"seeds {list(seeds)}: expected one or more, each of them once")
     if isinstance(dataset, str | Path):
         dataset = data.load(dataset)
-    known_data, chosen = dataset, preset or default_preset()
+    published = published_settings(dataset.task, dataset.published)
+    chosen, runs = preset or default_preset(), []
+    for seed in seeds:
+        config = resolve(published, chosen, variant, {**(changes or {}), "seed": seed})
+        directory = Path(out) / default_directory(dataset, variant, seed).name
+        options: dict[str, Any] = {"about": {"preset": chosen, "variant": variant}}
+        if not quiet:
+            options |= in_lines(dataset, config, seed_lines(_show, seed))
+        runs.append((config, directory, options | {"select": select}))
+    return run_all_together(dataset, runs)
 
-    def training(seed: int) -> Callable[[Update], Result]:
-        directory = Path(out) / default_directory(known_data, variant, seed).name
-        settings = chosen, variant, {**(changes or {}), "seed": seed}
-        show = None if quiet else lambda line: _show(f"seed {seed}: {line}")
-        return lambda update: _train(known_data, settings, directory, show, select, update)
+
+def run_all_together(
+    dataset: Dataset, runs: Sequence[tuple[TrainConfig, Path, dict[str, Any]]]
+) -> list[Result]:
+    """`run` of several settings on one device, their gradient steps as one program; each with its
+    directory and its other options. What is wrong with any of them is refused before any work."""
+    for config, directory, options in runs:
+        settled, about = settle(config, dataset.facts), options.get("about") or {}
+        _check_settings(dataset, settled, directory, options.get("checkpoint_seconds", EVERY))
+        rundir.begun_before(directory, _description(dataset, settled) | about)
+
+    def training(
+        config: TrainConfig, directory: Path, options: dict[str, Any]
+    ) -> Callable[[Update], Result]:
+        return lambda update: run(dataset, config, directory, update=update, **options)
 
     with deferred_signals():
-        return run_together([training(seed) for seed in seeds])
+        return run_together([training(*each) for each in runs])
 
 
-def _train(
-    dataset: Dataset,
-    settings: tuple[Preset, str, dict[str, Any]],
-    directory: Path,
-    show: Callable[[str], None] | None,
-    select: SelectionConfig | None,
-    update: Update = agents.update,
-) -> Result:
-    """A run with a preset, a variant and changes of it, shown in lines if at all."""
-    preset, variant, changes = settings
-    published = published_settings(dataset.task, dataset.published)
-    config = settle(resolve(published, preset, variant, changes), dataset.facts)
-    shown: dict[str, Any] = {}
-    if show is not None:
-        shown = {
-            "trackers": (progress.agent_lines(show, known(config.agent.steps)),),
-            "world_progress": progress.world_lines(show, config.world.selection),
-            "stage_progress": progress.stage_lines(show),
-        }
-    about = {"preset": preset, "variant": variant}
-    return run(dataset, config, directory, update=update, about=about, select=select, **shown)
+def in_lines(dataset: Dataset, config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
+    """Options of `run` that show its progress, a line now and then with the time left."""
+    steps = known(settle(config, dataset.facts).agent.steps)
+    return {
+        "trackers": (progress.agent_lines(show, steps),),
+        "world_progress": progress.world_lines(show, config.world.selection),
+        "stage_progress": progress.stage_lines(show),
+    }
+
+
+def seed_lines(show: Callable[[str], None], seed: int) -> Callable[[str], None]:
+    """Shows lines of one run among others."""
+    return lambda line: show(f"seed {seed}: {line}")
 
 
 def _show(line: str) -> None:

@@ -1,7 +1,9 @@
 """`neubay sweep` and `neubay train --seeds` as a user gives them."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -10,7 +12,8 @@ from neubay import cli, experiment
 from neubay.commands import sweep, train
 from neubay.config import resolve, updated
 from neubay.data import convert, load
-from neubay.errors import ConfigError
+from neubay.errors import ConfigError, RunError
+from neubay.runs.files import read_arrays
 from neubay.tasks import get_task
 
 
@@ -69,8 +72,12 @@ def test_no_environment_no_score(given: list[str]) -> None:
         sweep.sweep([*asked, "--metric", "score"])
     with pytest.raises(ConfigError, match="--out"):
         sweep.sweep(asked[:-4])
-    with pytest.raises(ConfigError, match="--seeds"):
-        train.train([*given, "--jobs", "2"])
+    for flags in (["--jobs", "2"], ["--together"]):
+        with pytest.raises(ConfigError, match=f"{flags[0]}: .*--seeds"):
+            train.train([*given, *flags])
+    for flags in (["--jobs", "2"], ["--wandb", "project"]):
+        with pytest.raises(ConfigError, match=f"{flags[0]}: .*--together"):
+            train.train([*given, "--seeds", "0", "1", "--together", *flags])
 
 
 @pytest.mark.slow
@@ -89,3 +96,27 @@ def test_seeds_side_by_side_are_the_runs_alone(
         assert outcome(alone) == outcome(Path("runs") / f"swings-bc-seed{seed}")
     assert train.train([*asked, "--jobs", "1", "--agent.steps", "60"]) == 0
     assert capsys.readouterr().out.count("finished before") == 2
+
+
+@pytest.mark.slow
+def test_seeds_together_are_the_runs_alone_to_rounding(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*given, "--variant", "bc", "--no-select", "--agent.steps", "60"]
+    assert train.train([*asked, "--out", "runs", "--seeds", "0", "1", "--together"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"seed {seed}: agent" in told for seed in (0, 1)), "a line of each"
+    assert train.train([*asked, "--out", "alone", "--seed", "1"]) == 0
+    ours, theirs = (
+        read_arrays(directory / "policy.npz")
+        for directory in (Path("runs") / "swings-bc-seed1", Path("alone"))
+    )
+    for name, array in theirs.items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(ours[name], array, rtol=0, atol=1e-5)
+    # Of three seeds the last is of another run: nothing is begun.
+    Path("other").mkdir()
+    shutil.copytree("alone", "other/swings-bc-seed3")
+    with pytest.raises(RunError, match="its seed is 1, asked for is 3"):
+        train.train([*asked, "--out", "other", "--seeds", "2", "3", "--together"])
+    assert not Path("other/swings-bc-seed2").exists()

@@ -15,7 +15,7 @@ import neubay
 from helpers.small_runs import TINY, swings
 from neubay import experiment
 from neubay.devices import together
-from neubay.errors import ConfigError
+from neubay.errors import ConfigError, RunError
 from neubay.runs.files import read_arrays
 from neubay.runs.signals import Stopped
 from neubay.tasks import get_task
@@ -85,6 +85,18 @@ def test_nothing_to_train_is_refused() -> None:
     for seeds in ((), (1, 1)):
         with pytest.raises(ConfigError, match="each of them once"):
             neubay.train_together(seeds=seeds)
+
+
+def test_a_seed_that_cannot_work_is_refused_before_any_work(tmp_path: Path) -> None:
+    dataset, chosen = swings(get_task("pendulum")), {"preset": "cpu", "out": tmp_path}
+    with pytest.raises(ConfigError, match="seed"):
+        neubay.train_together(dataset, seeds=(0, -1), **chosen)
+    foreign = tmp_path / "swings-neubay-seed1"
+    foreign.mkdir()
+    (foreign / "mine.txt").touch()
+    with pytest.raises(RunError, match="is not a run"):
+        neubay.train_together(dataset, seeds=(0, 1), changes=TINY, **chosen)
+    assert not (tmp_path / "swings-neubay-seed0").exists()
 
 
 def files(directory: Path) -> set[str]:

@@ -32,6 +32,9 @@ class TrainFlags:
     """Several runs, one for each seed, side by side."""
     jobs: int | None = None
     """With --seeds, runs at once; by default one for every core."""
+    together: bool = False
+    """With --seeds, all runs in this process, their gradient steps as one program: for an
+    accelerator that one run leaves partly idle."""
     world: Path | None = None
     """A world directory to use; by default a matching one is found, or trained and kept."""
     tensorboard: bool = False
@@ -69,7 +72,7 @@ def train(arguments: list[str]) -> int:
     )
     from neubay import experiment, world
     from neubay.commands.display import show_selection, stopped, told
-    from neubay.runs import rundir, tracking
+    from neubay.runs import rundir
 
     console = Console()
     settings, config = flags.settings, flags.values
@@ -80,14 +83,12 @@ def train(arguments: list[str]) -> int:
             return _several(console, flags, dataset, command)
     if flags.jobs is not None:
         raise ConfigError("--jobs: runs at once, of those that --seeds names")
+    if flags.together:
+        raise ConfigError("--together: the runs that --seeds names, as one program")
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
     preset = settings.preset_name
     _announce(console, flags, dataset, directory)
-    trackers: list[tracking.Tracker] = []
-    if flags.tensorboard:
-        trackers.append(tracking.tensorboard(directory / "tensorboard"))
-    if flags.wandb:
-        trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
+    trackers = _trackers(flags, config, directory)
     fitted = None if flags.world is None else world.load(flags.world, dataset)
     finished = rundir.is_finished(directory)
     about = {
@@ -128,7 +129,7 @@ def _announce(console: Console, flags: TrainFlags, dataset: "Dataset", directory
 
 
 def _several(console: Console, flags: TrainFlags, dataset: "Dataset", command: str) -> int:
-    """A run for every seed, each in a process of its own."""
+    """A run for every seed, each in a process of its own or all together."""
     from neubay import experiment
     from neubay.runs import rundir
     from neubay.runs.files import read_json
@@ -137,6 +138,10 @@ def _several(console: Console, flags: TrainFlags, dataset: "Dataset", command: s
     seeds = tuple(dict.fromkeys(flags.seeds))
     if min(seeds) < 0:
         raise ConfigError(f"--seeds {min(seeds)}: must be at least 0")
+    if flags.together and flags.jobs is not None:
+        raise ConfigError("--jobs: of runs in processes of their own; --together has none")
+    if flags.together and flags.wandb is not None:
+        raise ConfigError("--wandb: follows one run of a process; leave --together out")
     console.print(
         f"[bold]{escape(dataset.name)}[/]: {describe_data(dataset)}\n"
         f"preset {settings.preset_name}, {settings.variant}, {len(seeds)} seeds in "
@@ -157,13 +162,55 @@ def _several(console: Console, flags: TrainFlags, dataset: "Dataset", command: s
         name = experiment.default_directory(dataset, settings.variant, seed).name
         config = updated(flags.values, {"seed": seed})
         wanted.append(Wanted(config, folder / name, {"command": command}))
-    failed = run_side_by_side(console, plan, wanted, "local", jobs=flags.jobs)
+    failed = 0
+    if flags.together:
+        _on_one_device(console, flags, dataset, wanted)
+    else:
+        failed = run_side_by_side(console, plan, wanted, "local", jobs=flags.jobs)
     for each in wanted:
         if rundir.is_finished(each.directory):
             console.print(f"[bold]seed {each.config.seed}[/]")
             _summary(console, read_json(each.directory / rundir.SUMMARY_FILE), each.directory)
-    console.print(f"to compare them: neubay report {folder}", markup=False, soft_wrap=True)
+    hint = f"to compare them: neubay report {shlex.quote(str(folder))}"
+    console.print(hint, markup=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _on_one_device(
+    console: Console, flags: TrainFlags, dataset: "Dataset", wanted: Sequence[Wanted]
+) -> None:
+    """All runs in this process, their gradient steps as one program; shown in lines."""
+    from neubay import experiment, world
+    from neubay.commands.display import told
+
+    settings, runs = flags.settings, []
+    fitted = None if flags.world is None else world.load(flags.world, dataset)
+    common = {"preset": settings.preset_name, "variant": settings.variant, **settings.record()}
+    for each in wanted:
+        line = experiment.seed_lines(told(console), each.config.seed)
+        shown = experiment.in_lines(dataset, each.config, line)
+        options = {
+            "fitted": fitted,
+            "about": common | each.about,
+            "select": flags.selection,
+            "checkpoint_seconds": flags.checkpoint_seconds,
+            "tell": line,
+        }
+        trackers = (*shown["trackers"], *_trackers(flags, each.config, each.directory))
+        runs.append((each.config, each.directory, shown | options | {"trackers": trackers}))
+    experiment.run_all_together(dataset, runs)
+
+
+def _trackers(flags: TrainFlags, config: TrainConfig, directory: Path) -> list["Tracker"]:
+    """Where rows go beside the run directory."""
+    from neubay.runs import tracking
+
+    trackers = []
+    if flags.tensorboard:
+        trackers.append(tracking.tensorboard(directory / "tensorboard"))
+    if flags.wandb:
+        trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
+    return trackers
 
 
 def describe_data(dataset: "Dataset") -> str:

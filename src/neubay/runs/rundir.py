@@ -63,14 +63,10 @@ def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     asked = {"layout": LAYOUT} | asked
     _refuse_foreign(directory)
     with contextlib.nullcontext() if is_shown_only(directory) else locked(directory):
-        path = directory / RUN_FILE
         try:
-            if path.exists():
-                begun = read_json(path)
-                _check_layout(directory, begun)
-                _check_identity(directory, begun, asked)
-            else:
-                atomic_write_json(path, asked)
+            begun = begun_before(directory, asked)
+            if begun is None:
+                atomic_write_json(directory / RUN_FILE, asked)
                 begun = asked
             yield begun
         except OSError as error:
@@ -78,6 +74,17 @@ def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 f"{directory}: cannot be written: {reason(error)}. What was saved before "
                 "is untouched; give the same command to resume once that is mended"
             ) from error
+
+
+def begun_before(directory: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The run.json of a directory, if it has one; anything but the same run is refused."""
+    _refuse_foreign(directory)
+    if not is_run(directory):
+        return None
+    begun = read_json(directory / RUN_FILE)
+    _check_layout(directory, begun)
+    _check_identity(directory, begun, {"layout": LAYOUT} | asked)
+    return begun
 
 
 def _refuse_foreign(directory: Path) -> None:

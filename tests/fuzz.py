@@ -46,14 +46,15 @@ from neubay.data import Dataset, load, validate
 from neubay.data.convert import write
 from neubay.data.summary import summarise
 from neubay.data.tables import open_table, steps_of
-from neubay.errors import NeubayError
+from neubay.errors import NeubayError, damage_reported
 from neubay.policy import Policy, load_policy
 from neubay.report.parts import tables
-from neubay.report.runs import findings, groups, page, records, sweeps
+from neubay.report.runs import findings, groups, page, records, sweeps, trials
 from neubay.report.studies import bandit_tables, world_tables
-from neubay.runs import rundir
+from neubay.runs import rundir, sweepdir
 from neubay.runs.checkpoints import Checkpoints, fill, seal
 from neubay.runs.files import arrays_of, file_hash
+from neubay.sweeps.space import nested
 from neubay.tasks.files import read_task
 
 SECONDS = 10.0
@@ -119,6 +120,7 @@ def make_sound(folder: Path) -> None:
     (folder / "task.yaml").write_text(TASK)
     (folder / "settings.yaml").write_text(SETTINGS)
     make_run(folder / "run", rows=20)
+    make_sweep(folder / "sweep")
     fitted = world.fit(data, tiny().world, 0, directory=folder / "world")
     assert fitted.world.size == 2
     agent = _agent()
@@ -303,6 +305,30 @@ def read_condensed(path: Path) -> None:
     show(records.read_all([path], []))
 
 
+def read_sweep(folder: Path) -> None:
+    """As it is shown, and as far as resuming it relies on it."""
+    record = sweepdir.read(folder)
+    with damage_reported(folder):
+        tables.markdown(trials.trial_grid(record))
+        trials.notices(record)
+    for trial in sweepdir.left_over(record.trials):
+        nested(trial.settings)
+        list(zip(record.asked["seeds"], trial.runs, strict=True))
+    sweepdir.check_same(folder, record, record.asked)
+    record.save(folder)
+
+
+def make_sweep(folder: Path) -> None:
+    asked = {"search": {"agent.kappa": "0.1:0.9"}, "seeds": [0, 1], "trials": 4}
+    states = ("finished", "pruned", "failed", "running")
+    made = [
+        sweepdir.Trial(n, {"agent.kappa": n / 5}, [f"{n:04d}-seed{s}" for s in (0, 1)], state, 1.0)
+        for n, state in enumerate(states)
+    ]
+    folder.mkdir()
+    sweepdir.Record("score", asked, made, 100).save(folder)
+
+
 def read_analysis(path: Path) -> None:
     world_tables.markdown(world_tables.condense([analyze_command.read_analysis(path)]))
 
@@ -325,6 +351,7 @@ KINDS = {
     "run.json": changed("run/run.json", mutate.of_json, read_run),
     "summary.json": changed("run/summary.json", mutate.of_json, read_run),
     "metrics.jsonl": changed("run/metrics.jsonl", mutate.of_json_lines, read_run),
+    "sweep.json": changed("sweep/sweep.json", mutate.of_json, read_sweep, 2),
     "world.json of a run": changed("run/world.json", mutate.of_json, world.load, 1),
     "policy": changed("policy.npz", mutate.of_zip, load_policy, 1),
     "world.json": changed("world/world.json", mutate.of_json, world.load, 1),

@@ -105,7 +105,7 @@ def test_seeds_together_are_the_runs_alone_to_rounding(
     asked = [*given, "--variant", "bc", "--no-select", "--agent.steps", "60"]
     assert train.train([*asked, "--out", "runs", "--seeds", "0", "1", "--together"]) == 0
     told = capsys.readouterr().out
-    assert all(f"seed {seed}: agent" in told for seed in (0, 1)), "a line of each"
+    assert all(f"\nseed {seed}: step " in told for seed in (0, 1)), "a line of each"
     assert train.train([*asked, "--out", "alone", "--seed", "1"]) == 0
     ours, theirs = (
         read_arrays(directory / "policy.npz")

@@ -3,9 +3,13 @@
 import dataclasses
 import json
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cluster
@@ -13,15 +17,17 @@ from helpers.small_runs import outcome, swings, tiny
 from helpers.sweep_driver import run_sweep
 from neubay import experiment
 from neubay.config import updated
+from neubay.data import convert
 from neubay.data.rows import ColumnNames
 from neubay.errors import ConfigError, SweepError
 from neubay.sweeps import node, ray_engine
 from neubay.sweeps.data import Source, rows_of
 from neubay.sweeps.dispatch import Dispatch
-from neubay.sweeps.jobs import Job, Outcome, packed, unpack
+from neubay.sweeps.jobs import Job, Outcome, brought_home, packed, unpack
 from neubay.sweeps.plan import Plan
 from neubay.sweeps.work import do
-from neubay.tasks import get_task
+from neubay.tasks import ContinuousActions, Task, get_task, register_task
+from neubay.tasks.catalogue import registering
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +62,78 @@ def test_nodes_that_share_no_files_get_and_give_all_through_the_store(tmp_path: 
     data = swings(get_task("pendulum"))
     experiment.run(data, config, tmp_path / "alone", checkpoint_seconds=0.0)
     assert outcome(tmp_path / "alone") == outcome(found.best_runs[0])
+    where = Path(json.loads((found.best_runs[0] / "world.json").read_text())["directory"])
+    assert where.parent == tmp_path / "cache" / "worlds" and where.is_dir(), "not on the node"
+
+
+def test_runs_that_come_back_name_their_worlds_where_they_are_here() -> None:
+    def file(**content: Any) -> np.ndarray:
+        return np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+    there = "/tmp/neubay-sweep-1/cache/worlds"
+    files = {
+        "world.json": file(directory=f"{there}/swings-1", hash="a"),
+        "selection/judge.json": file(directory=f"{there}/swings-2", seed=0),
+        "policy.npz": file(),
+    }
+    brought = brought_home(files, ["/home/worlds/swings-1", "/home/worlds/swings-2"])
+    told = {name: json.loads(brought[name].tobytes()) for name in files}
+    assert told["world.json"] == {"directory": "/home/worlds/swings-1", "hash": "a"}
+    assert told["selection/judge.json"] == {"directory": "/home/worlds/swings-2", "seed": 0}
+    assert brought["policy.npz"] is files["policy.npz"]
+    handed = {"world.json": file(directory=None, hash="a")}
+    assert json.loads(brought_home(handed, [])["world.json"].tobytes())["directory"] is None
+
+
+def test_what_a_node_keeps_is_named_by_the_sweep(tmp_path: Path) -> None:
+    """The same when it is resumed, another one where a sweep is begun anew in the same place."""
+    folder = tmp_path / "sweep"
+    first, name = ray_engine._signed(folder)
+    second, resumed = ray_engine._signed(folder)
+    assert first != second and name == resumed
+    assert node._sees(folder, second) and not node._sees(folder, first)
+    assert not node._sees(folder, "") and not node._sees(tmp_path, second)
+    (folder / node.TOKEN).unlink()
+    assert ray_engine._signed(folder)[1] != name
+    assert ray_engine._signed(tmp_path / "other")[1] != name
+
+
+def test_a_task_is_imported_without_jax(tmp_path: Path) -> None:
+    """Cores are claimed before: JAX makes as many threads as it then has."""
+    code = "import sys, neubay.sweeps.node; print({'jax', 'numpy'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "set()"
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    with registering():
+        yield
+
+
+def test_a_task_that_only_this_process_knows_is_refused(registry: None) -> None:
+    task = register_task(Task("mine", 3, ContinuousActions.symmetric(1, bound=2.0), horizon=200))
+    with pytest.raises(ConfigError, match=r"task 'mine': made in Python.*--task-file"):
+        Source.of(swings(task))
+
+
+def test_paths_mean_the_same_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset = swings(get_task("pendulum"))
+    convert.write(dataset, "log.hdf5")
+    Path("pendulum").mkdir()  # the name of the built-in dataset
+    for given, kept in (
+        ("log.hdf5", f"{tmp_path}/log.hdf5"),
+        ("d4rl:log.hdf5", f"d4rl:{tmp_path}/log.hdf5"),
+        ("pendulum", "pendulum"),
+        ("builtin:pendulum", "builtin:pendulum"),
+    ):
+        assert Source.of(dataset, given).spec == kept
+    elsewhere = Source.of(dataset, "d4rl:log.hdf5", wanted="pendulum")
+    monkeypatch.chdir("pendulum")
+    assert elsewhere.load(None).hash == dataset.hash
 
 
 def test_an_address_where_nobody_answers_is_one_sentence(tmp_path: Path) -> None:

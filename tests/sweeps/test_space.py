@@ -121,3 +121,6 @@ def test_a_grid_is_every_combination_and_needs_values() -> None:
     ]
     with pytest.raises(ConfigError, match="a grid needs values"):
         points(parse(["agent.kappa=0:1"], CONFIG))
+    large = ["agent.width=1:1000", "agent.steps=1:1000", "rollout.rollouts=1:100"]
+    with pytest.raises(ConfigError, match="a grid of 100,000,000 points"):
+        points(parse(large, TrainConfig()))

@@ -1,6 +1,7 @@
 """How many runs look while they run: a table that is drawn anew, or a line for each that ended."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,8 @@ def show_best(console: Console, found: "Sweep") -> None:
         )
     for run in found.best_runs:
         console.print(f"  {run}", markup=False, soft_wrap=True)
-    console.print(f"to look at all of it: neubay report {found.directory}", markup=False)
+    hint = f"to look at all of it: neubay report {shlex.quote(str(found.directory))}"
+    console.print(hint, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

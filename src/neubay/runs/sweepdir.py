@@ -96,21 +96,35 @@ def read(directory: Path) -> Record:
             "use the version that wrote it"
         )
     with damage_reported(path):
+        asked, journal = dict(content["asked"]), content["journal"]
+        if type(journal) is not int or journal < 0:
+            raise ValueError(f"'journal' is {journal}, not a number of bytes")
+        searched, seeds = set(asked["search"]), len(asked["seeds"])
         trials = [Trial(**each) for each in content["trials"]]
         for place, trial in enumerate(trials):
-            sound = trial.number == place and trial.state in get_args(TrialState)
-            sound &= isinstance(trial.settings, dict) and isinstance(trial.runs, list)
-            sound &= all(isinstance(run, str) and run == Path(run).name for run in trial.runs)
-            sound &= trial.value is None or is_number(trial.value)
-            if not sound:
+            if not _sound(trial, place, searched, seeds):
                 raise ValueError(f"trial {place} is not what was written")
-        return Record(
-            str(content["metric"]),
-            dict(content["asked"]),
-            trials,
-            int(content["journal"]),
-            str(content.get("problem", "")),
-        )
+        metric, problem = str(content["metric"]), str(content.get("problem", ""))
+        return Record(metric, asked, trials, journal, problem)
+
+
+def _sound(trial: Trial, place: int, searched: set[str], seeds: int) -> bool:
+    """A trial is of the kinds that those who resume or show it rely on: a value for every setting
+    that is searched, a run for every seed."""
+    if not isinstance(trial.settings, dict) or not isinstance(trial.runs, list):
+        return False
+    names = all(isinstance(run, str) and run == Path(run).name for run in trial.runs)
+    return (
+        type(trial.number) is int
+        and trial.number == place
+        and trial.state in get_args(TrialState)
+        and set(trial.settings) == searched
+        and names
+        and len(trial.runs) == seeds
+        and (trial.value is None or is_number(trial.value))
+        and is_number(trial.seconds)
+        and isinstance(trial.problem, str)
+    )
 
 
 def check_same(directory: Path, before: Record, asked: dict[str, Any]) -> None:

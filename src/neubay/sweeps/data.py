@@ -6,6 +6,7 @@ through Ray, where nodes share no files.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +18,20 @@ import numpy as np
 from neubay import data
 from neubay.data.dataset import Dataset
 from neubay.data.rows import ColumnNames
+from neubay.data.sources import SCHEMES, locate
 from neubay.data.store import FIELDS
 from neubay.errors import ConfigError, DatasetError, NeubayError, RunError
 from neubay.runs.files import atomic, read_array
 from neubay.tape import Tape
-from neubay.tasks import ContinuousActions, DiscreteActions, Reference, Task, get_task, list_tasks
+from neubay.tasks import (
+    ContinuousActions,
+    DiscreteActions,
+    Reference,
+    Task,
+    get_task,
+    is_built_in,
+    list_tasks,
+)
 from neubay.tasks.files import read_task
 
 Arrays = Mapping[str, np.ndarray]
@@ -62,15 +72,13 @@ class Source:
         bounds: tuple[Any, Any] | None = None,
     ) -> "Source":
         """Describe a dataset; a task that no other process could make is refused."""
-        if spec is not None and Path(spec).exists():
-            spec = str(Path(spec).resolve())
         return Source(
             dataset.hash,
             dataset.name,
             dataset.source,
             dataset.published,
             _task_record(dataset.task, task_file),
-            spec,
+            None if spec is None else _absolute(spec),
             wanted,
             bounds,
             None if dataset.column_names is None else dataset.column_names._asdict(),
@@ -118,6 +126,17 @@ class Source:
         return dataset
 
 
+def _absolute(spec: str) -> str:
+    """The name or the path that a user gave, so that it means the same in every folder."""
+    scheme, colon, rest = spec.partition(":")
+    if not colon or scheme not in SCHEMES:
+        scheme, rest = "", spec
+    path = Path(os.path.expanduser(rest))
+    if locate(spec).kind == "builtin" or not path.exists():  # a name
+        return spec
+    return f"{scheme}{':' if scheme else ''}{path.resolve()}"
+
+
 def rows_of(dataset: Dataset) -> dict[str, np.ndarray]:
     """The tape as plain arrays by name."""
     return {name: np.asarray(getattr(dataset.tape, name)) for name in FIELDS}
@@ -151,9 +170,10 @@ def _task_record(task: Task, task_file: Path | None) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{task_file}: cannot be read: {error}") from None
         return {"text": text, "path": str(task_file.resolve())}
-    if any(task is known for known in list_tasks()):
+    if is_built_in(task):
         return {"registered": task.name}
-    if task.make_env is not None or task.termination is not None:
+    registered = any(task is known for known in list_tasks())
+    if registered or task.make_env is not None or task.termination is not None:
         raise ConfigError(
             f"task '{task.name}': made in Python, so that other processes cannot make it; describe "
             "it in a task file (--task-file; in Python: task_file=)"

@@ -21,6 +21,7 @@ Choice = float | int | str | bool | None
 Settings = dict[str, Any]
 """Searched settings with their values, such as {"agent.kappa": 0.5}."""
 LONGEST_LIST = 1000
+MOST_POINTS = 100_000
 _FORMS = "write KEY=LOW:HIGH, KEY=log:LOW:HIGH or KEY=[A, B, ...]"
 
 
@@ -102,10 +103,15 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 def points(space: Space) -> list[Settings]:
-    """Every point of a space that has finitely many."""
-    return [
-        dict(zip(space, values, strict=True)) for values in product(*grid_values(space).values())
-    ]
+    """Every point of a space that has finitely many, and not too many to be tried."""
+    values = grid_values(space)
+    count = math.prod(map(len, values.values()))
+    if count > MOST_POINTS:
+        raise ConfigError(
+            f"--search: a grid of {count:,} points, of at most {MOST_POINTS:,}; leave out values, "
+            "or choose --sampler tpe or random"
+        )
+    return [dict(zip(space, point, strict=True)) for point in product(*values.values())]
 
 
 def grid_values(space: Space) -> dict[str, list[Choice]]:

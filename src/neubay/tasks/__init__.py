@@ -3,6 +3,7 @@
 from neubay.tasks.catalogue import category as category
 from neubay.tasks.catalogue import get_task as get_task
 from neubay.tasks.catalogue import identify as identify
+from neubay.tasks.catalogue import is_built_in as is_built_in
 from neubay.tasks.catalogue import list_tasks as list_tasks
 from neubay.tasks.catalogue import published_settings as published_settings
 from neubay.tasks.catalogue import register_task as register_task

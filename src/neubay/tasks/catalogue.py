@@ -288,6 +288,13 @@ def _small() -> Iterator[Task]:
 for _task in (*_locomotion(), *_adroit(), *_antmaze(), *_small()):
     register_task(_task)
 
+_BUILT_IN = dict(_TASKS)
+
+
+def is_built_in(task: Task) -> bool:
+    """Every process knows it, and not only the one that registered it."""
+    return _BUILT_IN.get(task.name) is task
+
 
 def category(name: str) -> Category | None:
     """The paper's category of one of its datasets; none for any other dataset.

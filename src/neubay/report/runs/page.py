@@ -1,5 +1,6 @@
 """Pages: of one run, of many, of the paper's tables. A page and its figures and tables as files."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -376,7 +377,7 @@ def _folded(run: RunRecord, group: Group, styles: Styles) -> dict[str, Any]:
         figure = figures.overview_figure([Group(group.label, (run,))], styles)
         caption = f"Score, values and horizons of {run.name}."
         if run.directory.is_dir():
-            caption = f"All figures of this run: neubay report {run.directory}"
+            caption = f"All figures of this run: neubay report {shlex.quote(str(run.directory))}"
         pictures = [Picture("overview", figure, caption, wide=True)]
     headline = (
         f"{run.dataset}, {group.label}, seed {run.seed}: {number(run.result)}, {_status(run)}"

@@ -68,6 +68,20 @@ def test_imagination_updates_and_policies_lower_for_accelerators(
     assert tapes.state.shape == (50, 2048, task.state_size)
 
 
+@pytest.mark.slow
+def test_learned_ends_lower_for_accelerators() -> None:
+    """The training, the calibration and the check of the heads, and rollouts that they end."""
+    task, config = published()
+    config = updated(config, {"world": {"termination": "learned"}})
+    with choices.assumed("cuda"):
+        found = programs.head_programs(task, config)
+        found["imagination"] = programs.agent_programs(task, config)["imagination"]
+    heads = found["imagination"].arguments[0].heads
+    assert heads.threshold.shape == (config.world.members,)
+    for program in found.values():
+        assert_no_host(lowered(program))
+
+
 def test_what_runs_on_a_cpu_only_is_found() -> None:
     """So that the tests above can fail: a library of the host, and a call into Python."""
     square = (jax.ShapeDtypeStruct((3, 3), jnp.float32),)

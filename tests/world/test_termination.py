@@ -77,7 +77,7 @@ def test_ends_come_at_the_rate_of_the_data(fitted: FittedWorld, data: Dataset) -
         assert np.abs(curve - truth).max() < 0.05 and (np.diff(curve) <= 0).all()
     # Where thresholds were chosen, every head calls exactly as many steps ends as there are.
     _, part, _ = worlds.split_episodes(data, fitted.seed)
-    logits = termination._logits(
+    logits = termination.logits_of(
         fitted.world.heads, termination._seen(data, part.row, fitted.world.scaler)
     )
     called = (logits > fitted.world.heads.threshold[:, None]).sum(axis=1)

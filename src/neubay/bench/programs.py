@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from neubay import agents
 from neubay.algorithm import ROWS_PER_CALL, UPDATES_PER_CALL
-from neubay.config import TrainConfig
+from neubay.config import EndedBy, TrainConfig
 from neubay.devices import choices
 from neubay.evaluation import act
 from neubay.experience import batch_shape
@@ -22,7 +22,7 @@ from neubay.imagination import Branches, Rules, shrinking_widths, steps_of_rollo
 from neubay.replay import BatchShape
 from neubay.tape import AgentInput, Tape
 from neubay.tasks import Task
-from neubay.world import training
+from neubay.world import termination, training
 from neubay.world.model import Member, Scaler, World
 from neubay.world.pool import FLOPS_PER_CALL
 from neubay.world.transitions import Transitions
@@ -68,7 +68,9 @@ def number_of_bytes(tree: PyTree) -> int:
 
 def programs(task: Task, config: TrainConfig, transitions: int) -> dict[str, Program]:
     """Every program of a training on so many transitions, by name."""
-    return world_programs(task, config, transitions) | agent_programs(task, config)
+    found = world_programs(task, config, transitions) | agent_programs(task, config)
+    learned = config.world.termination == "learned"
+    return found | (head_programs(task, config) if learned else {})
 
 
 # --- The world -----------------------------------------------------------------------------------
@@ -150,11 +152,49 @@ def _world(task: Task, config: TrainConfig) -> World:
 
     def build(keys: Any, scaler: Scaler) -> World:
         members = jax.vmap(lambda key: Member(inputs, outputs, config.world, key=key))(keys)
-        return World(members, scaler, task.reward_only, config.world.quantifier)
+        heads = None
+        if config.world.termination == "learned":
+            heads, _ = termination.fresh_heads(_head_inputs(task), keys)
+        return World(members, scaler, task.reward_only, config.world.quantifier, heads)
 
     keys = jax.eval_shape(lambda: training.member_keys(config.world.members, 0))
     made: World = jax.eval_shape(build, keys, _scaler(task))
     return made
+
+
+def _head_inputs(task: Task) -> int:
+    return 2 * task.state_size + task.actions.size  # s, a, s'
+
+
+def head_programs(task: Task, config: TrainConfig) -> dict[str, Program]:
+    """Those that learn what ends an episode."""
+    inputs, rows = _head_inputs(task), termination.BLOCK
+    keys = jax.eval_shape(lambda: training.member_keys(config.world.members, 0))
+    learners = jax.eval_shape(lambda keys: termination.fresh_heads(inputs, keys), keys)
+    examples = termination.Examples(*3 * (shape(termination.MOST_ROWS, inputs),))
+    state, action = shape(rows, task.state_size), shape(rows, task.actions.size)
+    world, key = _world(task, config), shapes(jax.random.key(0))
+    return {
+        "heads: learning": Program(
+            termination.learn,
+            (learners, keys, shape(dtype=jnp.int32), examples),
+            sent=lambda learners, keys, first, examples: first,
+            gradient_steps=termination.STEPS_PER_CALL,
+            options_of_its_own=True,
+        ),
+        "heads: logits": Program(
+            termination.logits_of,
+            (learners[0], shape(rows, inputs)),
+            sent=lambda heads, x: x,
+            read=lambda logits: logits,
+        ),
+        "heads: check": Program(
+            termination.judged,
+            (world, state, action, state, key),
+            sent=lambda world, state, action, then, key: (state, action, then),
+            read=lambda said: said,
+        ),
+    }
 
 
 # --- The agent -----------------------------------------------------------------------------------
@@ -231,7 +271,10 @@ def _tapes(task: Task, batches: int, batch: BatchShape) -> Tape:
 def _imagination(task: Task, config: TrainConfig, agent: agents.Agent, state: Any) -> Program:
     """K rollouts from histories of any length."""
     count, rows = config.rollout.rollouts, task.horizon
-    rules = Rules.of(config.rollout, task, threshold=1.0, mean_uncertainty=1.0)
+    ended_by: EndedBy = "learned" if config.world.termination == "learned" else "rule"
+    rules = Rules.of(
+        config.rollout, task, threshold=1.0, mean_uncertainty=1.0, termination=ended_by
+    )
 
     def inputs(*sizes: int) -> AgentInput:
         return AgentInput(

@@ -46,7 +46,7 @@ SHARES = (0.7, 0.15, 0.15)
 TRUSTED = 0.5
 """Precision at the calibrated threshold below which ends are drawn instead: they do not follow from
 (s, a, s'), and states that are always deadly would be made up."""
-_BLOCK = 4096  # steps that are judged at once
+BLOCK = 4096  # steps that are judged at once
 _SURVIVAL_POINTS = 60
 
 
@@ -214,8 +214,14 @@ _OPTIMISER = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, STEPS))
 _KINDS = (BATCH // 2, BATCH // 4, BATCH // 4)  # of a batch: ends, near ones, others
 
 
+def fresh_heads(inputs: int, keys: Key[Array, " members"]) -> tuple[Head, optax.OptState]:
+    """Heads that have learned nothing yet."""
+    heads = jax.vmap(lambda key: Head(inputs, key=key))(keys)
+    return heads, jax.vmap(_OPTIMISER.init)(heads)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
-def _learn(
+def learn(
     learners: tuple[Head, optax.OptState],
     keys: Key[Array, " members"],
     first: Int[Array, ""],
@@ -260,11 +266,9 @@ def learn_termination(
     learning, calibration, held_out = split_episodes(dataset, seed)
     examples = _examples(dataset, learning, world.scaler, seed)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 16), world.size)
-    inputs = examples.ends.shape[1]
-    heads = jax.vmap(lambda key: Head(inputs, key=key))(keys)
-    learners = heads, jax.vmap(_OPTIMISER.init)(heads)
+    learners = fresh_heads(examples.ends.shape[1], keys)
     for first in range(0, STEPS, STEPS_PER_CALL):
-        learners = _learn(learners, keys, jnp.int32(first), examples)
+        learners = learn(learners, keys, jnp.int32(first), examples)
         jax.block_until_ready(learners)
         progress((first + STEPS_PER_CALL) / STEPS)
     heads = calibrated(learners[0], dataset, calibration, world.scaler)
@@ -276,7 +280,7 @@ def learn_termination(
 
 
 @eqx.filter_jit
-def _logits(heads: Head, x: Float[Array, "b d"]) -> Float[Array, "members b"]:
+def logits_of(heads: Head, x: Float[Array, "b d"]) -> Float[Array, "members b"]:
     return jax.vmap(lambda head: head.logit(x))(heads)
 
 
@@ -288,7 +292,7 @@ def calibrated(
     sum over these steps is their number of ends. `drawn` asks for one of the two."""
     logits = np.concatenate(
         [
-            np.asarray(_logits(heads, _seen(dataset, rows, scaler)))[:, :count]
+            np.asarray(logits_of(heads, _seen(dataset, rows, scaler)))[:, :count]
             for rows, count in _blocks(part.row)
         ],
         axis=1,
@@ -332,15 +336,15 @@ def _likeliest(
 
 def _blocks(rows: Int[np.ndarray, " n"]) -> list[tuple[Int[np.ndarray, " block"], int]]:
     """Rows in blocks of one size, the last padded, with the number of those that count."""
-    blocks = [rows[begin : begin + _BLOCK] for begin in range(0, len(rows), _BLOCK)]
-    return [(np.pad(each, (0, _BLOCK - len(each)), mode="edge"), len(each)) for each in blocks]
+    blocks = [rows[begin : begin + BLOCK] for begin in range(0, len(rows), BLOCK)]
+    return [(np.pad(each, (0, BLOCK - len(each)), mode="edge"), len(each)) for each in blocks]
 
 
 # --- How good it is ------------------------------------------------------------------------------
 
 
 @eqx.filter_jit
-def _judged(
+def judged(
     world: World,
     state: Float[Array, "b s"],
     action: Float[Array, "b a"],
@@ -373,7 +377,7 @@ def assess(world: World, dataset: Dataset, part: Part, seed: int) -> Termination
     for number, (rows, count) in enumerate(_blocks(part.row)):
         here, after = dataset.take(rows), dataset.take(rows + 1)
         state, action, then = map(jnp.asarray, (here.state, here.action, after.state))
-        said = _judged(world, state, action, then, jax.random.fold_in(key, number))
+        said = judged(world, state, action, then, jax.random.fold_in(key, number))
         for found, flags in zip((recorded, imagined), said, strict=True):
             found.append(np.asarray(flags)[:, :count].mean(axis=0))
     called, foreseen = np.concatenate(recorded), np.concatenate(imagined)

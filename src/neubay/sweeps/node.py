@@ -30,14 +30,17 @@ def task(text: str, parcel: dict[str, Any]) -> tuple[str, Files | None]:
         _pinned.extend(cores.claim(1))
         keep_compiled_programs()
     from neubay.sweeps.jobs import Job
-    from neubay.sweeps.work import do
+    from neubay.sweeps.work import do, refused
 
     job = Job.read(text)
     if _sees(Path(job.home), parcel["token"]):
         return do(job).text(), None
     if "rows" not in parcel:
         return UNSEEN, None
-    return _apart(job, parcel)
+    try:
+        return _apart(job, parcel)
+    except OSError as error:  # of what is fetched or sent; the job itself raises nothing
+        return refused(error).text(), None
 
 
 def _apart(job: "Job", parcel: dict[str, Any]) -> tuple[str, Files | None]:

@@ -53,11 +53,17 @@ def do(job: Job, rows: Rows | None = None) -> Outcome:
     except NeubayError as error:
         return ended("refused", f"{platform.node()}: {error}")
     except OSError as error:
-        path = f"{error.filename}: " if error.filename else ""
-        return ended("refused", f"{platform.node()}: {path}{reason(error)}")
+        return ended("refused", refused(error).problem)
     except Exception as error:  # these settings break something; others may not
         traceback.print_exc()
         return ended("failed", f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def refused(error: OSError) -> Outcome:
+    """What this machine cannot do, as with a full disk."""
+    path = f"{error.filename}: " if error.filename else ""
+    problem = f"{platform.node()}: {path}{reason(error)}; the same command resumes once mended"
+    return Outcome("refused", problem=problem)
 
 
 def _check_versions(job: Job) -> None:

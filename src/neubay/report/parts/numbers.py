@@ -3,7 +3,7 @@
 from neubay.runs.messages import duration as duration
 
 
-def number(value: float | None) -> str:
+def number(value: int | float | None) -> str:
     """As few digits as tell the value: 12,345 · 171.7 · 0.161; a dash where there is none."""
     if value is None:
         return "-"

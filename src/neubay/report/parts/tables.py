@@ -47,9 +47,9 @@ class Cell:
         return cls(text, sample.mean, sample.std, sample.n, best, marked, shade, decimals)
 
     @classmethod
-    def of_value(cls, value: float | None) -> "Cell":
+    def of_value(cls, value: int | float | None) -> "Cell":
         """A single number, where there is one."""
-        return cls() if value is None else cls.of(Sample(value, None, 1))
+        return cls() if value is None else cls.of(Sample(float(value), None, 1))
 
     @property
     def spread(self) -> str:

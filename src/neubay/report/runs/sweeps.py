@@ -190,7 +190,8 @@ def _run_cells(run: RunRecord, summary: Settings) -> tuple[Cell, ...]:
     scores = scores[np.isfinite(scores)]
     returned = Cell()
     if summary["return_mean"] is not None:
-        returned = Cell.of(Sample(summary["return_mean"], summary["return_std"], 1))
+        mean, std = float(summary["return_mean"]), float(summary["return_std"])
+        returned = Cell.of(Sample(mean, std, 1))
     horizon, seconds = summary["horizon"] or {}, summary["seconds"]
     return (
         Cell(str(run.seed)),

@@ -1,7 +1,8 @@
 """A real Ray cluster on one machine, and what goes wrong with one.
 
     python tests/cluster.py faults [--trials 6] [--world]   kills workers, a node, the sweep
-    python tests/cluster.py overhead [--trials 200]         seconds of the engine per trial
+    python tests/cluster.py overhead [--trials 200]         seconds of the engine per trial, by one
+                                     [--jobs 1 2]           and by two workers, or in other turns
 
 Three raylets: a head, and two of one core each. `--world` trains worlds and agents instead of
 clones. Every run is compared, bit for bit, with the same settings run alone. The suite runs the
@@ -156,17 +157,17 @@ def overhead(folder: Path, trials: int, workers: Sequence[int] = (1, 2)) -> str:
     changes = {"agent": {"algorithm": "bc", "steps": 10, "width": 2, "memory": "none"}}
     changes["evaluation"] = {"evaluations": 1, "episodes": 1}
     search = "agent.polyak=0.001:0.5"  # cloning has no use for it: nothing is compiled anew
-    for jobs in workers:
+    for turn, jobs in enumerate(workers):
         with cluster(nodes=jobs + 1) as made:
-            directory = folder / f"{jobs}"
+            directory = folder / f"{turn}"
             begin = time.monotonic()
             sweep = driver(directory, made.address, jobs, trials=trials, changes=changes,
                            search=search)  # fmt: skip
             until(
-                lambda d=directory: is_sweep(d) and bool(finished(d)), sweep, folder / f"{jobs}.log"
+                lambda d=directory: is_sweep(d) and bool(finished(d)), sweep, folder / f"{turn}.log"
             )
             first = time.monotonic()
-            assert sweep.wait() == 0, (folder / f"{jobs}.log").read_text()
+            assert sweep.wait() == 0, (folder / f"{turn}.log").read_text()
             spent = time.monotonic() - first
         work = sum(trial.seconds for trial in read(directory).trials[1:])
         lines.append(

@@ -1,6 +1,7 @@
 """The Ray engine: a cluster that loses workers, nodes and its sweep; nodes that share no files."""
 
 import dataclasses
+import errno
 import json
 import socket
 import subprocess
@@ -186,6 +187,22 @@ def test_a_disk_that_cannot_be_written_is_refused_and_settings_fail(tmp_path: Pa
     broken = Job(**{**job.__dict__, "config": {"agent": {"kappa": 3}}})
     result = do(broken)
     assert result.state == "failed" and "must be at most 1" in result.problem
+
+
+def test_a_disk_that_is_full_before_a_job_begins_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the node fetches what the job needs."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/scratch/world")
+
+    monkeypatch.setattr(node, "_pinned", [0])
+    monkeypatch.setattr(node, "_apart", full)
+    text, files = node.task(a_job(tmp_path).text(), {"token": "", "rows": None})
+    result = Outcome.read(text)
+    assert result.state == "refused" and files is None
+    assert "/scratch/world: No space left on device; the same command resumes" in result.problem
 
 
 def test_a_folder_that_another_worker_has_fetched_meanwhile_will_do(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -99,24 +98,20 @@ def test_seeds_side_by_side_are_the_runs_alone(
 
 
 @pytest.mark.slow
-def test_seeds_together_are_the_runs_alone_to_rounding(
+def test_seeds_together_are_a_run_each_and_refused_before_any_is_begun(
     given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """That they are the runs alone, to rounding: tests/devices/test_together.py."""
     asked = [*given, "--variant", "bc", "--no-select", "--agent.steps", "60"]
     assert train.train([*asked, "--out", "runs", "--seeds", "0", "1", "--together"]) == 0
     told = capsys.readouterr().out
     assert all(f"\nseed {seed}: step " in told for seed in (0, 1)), "a line of each"
-    assert train.train([*asked, "--out", "alone", "--seed", "1"]) == 0
-    ours, theirs = (
-        read_arrays(directory / "policy.npz")
-        for directory in (Path("runs") / "swings-bc-seed1", Path("alone"))
-    )
-    for name, array in theirs.items():
-        if array.dtype.kind == "f":
-            np.testing.assert_allclose(ours[name], array, rtol=0, atol=1e-5)
-    # Of three seeds the last is of another run: nothing is begun.
+    policies = [read_arrays(path / "policy.npz") for path in sorted(Path("runs").iterdir())]
+    assert len(policies) == 2 and policies[0].keys() == policies[1].keys()
+    assert any((policies[0][name] != policies[1][name]).any() for name in policies[0])
+    # Of these seeds the last is of another run: nothing is begun.
     Path("other").mkdir()
-    shutil.copytree("alone", "other/swings-bc-seed3")
+    shutil.copytree("runs/swings-bc-seed1", "other/swings-bc-seed3")
     with pytest.raises(RunError, match="its seed is 1, asked for is 3"):
         train.train([*asked, "--out", "other", "--seeds", "2", "3", "--together"])
     assert not Path("other/swings-bc-seed2").exists()

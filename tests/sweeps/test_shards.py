@@ -26,11 +26,12 @@ from neubay.sweeps.plan import Plan
 from neubay.tasks import get_task
 from neubay.world import FittedWorld, Progress
 
-# Wide enough that the last bits depend on the threads of a program. It stops when no member
-# improves, which a shard alone would do earlier or later.
+# Wide enough that the last bits depend on the threads of a program; odd, so that a shard of two
+# members alone would take other groups than the pool. It stops when no member improves, which a
+# shard alone would do earlier or later.
 CONFIG = updated(
     preset("cpu").world,
-    {"width": 200, "depth": 2, "pool": 6, "members": 3, "batch": 256, "patience": 1}
+    {"width": 200, "depth": 2, "pool": 5, "members": 3, "batch": 256, "patience": 1}
     | {"max_epochs": None, "max_steps": None, "improvement": 0.08, "learning_rate": 0.003}
     | {"average": 0.5, "unit": "change", "beta": 0.5},
 )
@@ -156,10 +157,17 @@ def test_how_a_pool_was_split_is_checked(dataset: Dataset, tmp_path: Path) -> No
         {"bounds": "0"}, {"bounds": []}, {"group": 0}, {"group": "2"}, {"threads": None},
         {"threads": -1}, {"seconds": "x"}, {"seconds": -1}, {"more": 1},
     ]  # fmt: skip
+    six = updated(CONFIG, {"pool": 6})
+
+    def begin(record: dict[str, Any]) -> None:
+        (folder / "shards.json").write_text(json.dumps(record))
+        fit(dataset, tmp_path / "world", lambda plan: pytest.fail("was begun"), config=six)
+
     for each in wrong:
-        (folder / "shards.json").write_text(json.dumps(good | each))
         with pytest.raises(WorldError, match=r"remove .* to train from the start"):
-            fit(dataset, tmp_path / "world", lambda plan: pytest.fail("was begun"))
+            begin(good | each)
+    with pytest.raises(pytest.fail.Exception, match="was begun"):
+        begin(good)
 
 
 def test_a_pool_begun_in_one_process_is_not_resumed_in_shards(

@@ -447,7 +447,7 @@ _PAPER_BENCHMARKS: dict[Benchmark, dict[str, Any]] = {
         "agent": {
             "algorithm": "dqn",
             "clip_norm": 1.0,
-            "steps": 10_000,
+            "steps": 20_000,
             "updates_per_row": 0.02,
             "tape": 1000,
             "buffer": 1_000_000,

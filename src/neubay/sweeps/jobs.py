@@ -150,7 +150,8 @@ class Engine(Protocol):
 
 def value_of(directory: Path, metric: Metric) -> float | None:
     """What a finished run is worth: its score (its return where no score is known), or the judge's
-    estimate of the best policy that it kept, its clone of the data left out."""
+    estimate of the best policy of its own training: the clone that it is compared with is left out,
+    and has no step."""
     if metric == "score":
         summary = read_json(directory / rundir.SUMMARY_FILE)
         return _number(summary.get("score"), summary.get("return_mean"))
@@ -158,7 +159,7 @@ def value_of(directory: Path, metric: Metric) -> float | None:
     candidates = selected.get("candidates")
     if not isinstance(candidates, list) or not all(isinstance(each, dict) for each in candidates):
         raise RunError(f"{directory}: its selection is damaged")
-    own = [each for each in candidates if not each.get("is_clone")] or candidates
+    own = [each for each in candidates if each.get("step") is not None] or candidates
     estimates = (_number(each.get("estimate")) for each in own)
     return max((value for value in estimates if value is not None), default=None)
 

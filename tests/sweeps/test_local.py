@@ -104,7 +104,7 @@ def test_a_killed_worker_is_replaced_and_its_run_ends_as_if_it_had_not_been(
     os.kill(victim, signal.SIGKILL)
     result = ended(engine, 1)[ticket]
     assert result.state == "finished" and engine.processes != [victim]
-    # The same worker goes on with the next job, and a pause on the way changes nothing.
+    # The same worker takes the next job, and a pause on the way changes nothing.
     later = updated(CONFIG, {"seed": 4})
     first = engine.submit(plan.job(later, tmp_path / "runs" / "seed4", until=50))
     paused = ended(engine, 1)[first]

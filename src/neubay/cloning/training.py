@@ -34,7 +34,7 @@ from neubay.tasks import Task
 CHECKS = 50
 """Times that the likelihood is looked at over the whole training."""
 PATIENCE = 0.2
-"""Of the whole training, how long a candidate goes on without a better likelihood."""
+"""Of the whole training, how long a candidate is trained without a better likelihood."""
 ANYTHING = 0.01
 """Share of held-out actions that may be anything: a clone that is sure is otherwise judged by the
 one episode that is unlike all others, where it is wrong by hundreds of nats a step."""

@@ -501,8 +501,8 @@ def guard(
 
 def _guards(runs: list[Path], episodes: int, seed: int) -> list[dict[str, Any]]:
     from neubay.commands.display import told
+    from neubay.selection.choice import looked_at
     from neubay.studies.guarding import guard_study
-    from neubay.studies.selecting import looked_at
 
     tell = told(Console(stderr=True))
     looked = [looked_at(path) for path in runs]

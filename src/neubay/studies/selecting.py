@@ -16,20 +16,11 @@ from neubay.policy import load_policy
 from neubay.runs import rundir
 from neubay.runs.messages import Tell, log
 from neubay.runs.values import is_number
+from neubay.selection.choice import looked_at
 from neubay.studies.fitted_q import FittedQ
 
 Load = Callable[[str], Dataset]
 """The dataset behind a name or path."""
-
-
-def looked_at(directory: Path) -> rundir.Run:
-    """The run in a directory."""
-    if not rundir.is_run(directory):
-        raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
-    run = rundir.look(directory)
-    if run.state == "damaged":
-        raise RunError(run.problem)
-    return run
 
 
 def by_dataset(runs: Sequence[Path]) -> list[list[rundir.Run]]:

@@ -1,6 +1,7 @@
 """Damaged files: checkpoints of a run and of a world, and the metrics file."""
 
 import errno
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -56,6 +57,19 @@ def flips(checkpoint: Path, each: int) -> int:
         path.write_bytes(content)
     checkpoints.unsealed(checkpoint)
     return count
+
+
+def test_every_bit_of_a_seal_counts(tmp_path: Path) -> None:
+    """Also those of a number's last digits, where another spelling reads as the same number."""
+    checkpoints.seal(tmp_path, {"seconds": 94.22391128540039, "loss": 5e-324, "best": math.inf})
+    sealed = tmp_path / "checkpoint.json"
+    content = sealed.read_bytes()
+    for bit in range(8 * len(content)):
+        sealed.write_bytes(flipped(content, bit))
+        with pytest.raises(checkpoints.Damaged, match=sealed.name):
+            checkpoints.unsealed(tmp_path)
+    sealed.write_bytes(content)
+    assert checkpoints.unsealed(tmp_path)["note"]["seconds"] == 94.22391128540039
 
 
 @pytest.mark.faults("checkpoint truncated at every 4 KB")

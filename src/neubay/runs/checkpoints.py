@@ -258,9 +258,11 @@ def _digest(content: dict[str, Any]) -> str:
 def unsealed(folder: Path) -> dict[str, Any]:
     """The content of a seal; `Damaged` says which file is not as it was written."""
     try:
-        content: dict[str, Any] = json.loads((folder / _SEAL).read_bytes())
-        claimed = content.pop("sha256")
-        if claimed != _digest(content):
+        text = (folder / _SEAL).read_text(encoding="utf-8")
+        content: dict[str, Any] = json.loads(text)
+        # A number has several spellings, and only one is written: damage may not hide in another.
+        respelt = json.dumps(content) != text
+        if content.pop("sha256") != _digest(content) or respelt:
             raise Damaged(f"{_SEAL} is not as it was written")
         files = content["files"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

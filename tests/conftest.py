@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,19 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     # Not the user's: a session starts without data and worlds of earlier ones.
     os.environ["NEUBAY_CACHE"] = os.path.join(SESSION_FOLDER, "neubay")
-    # Two workers with two threads each would fight for two cores.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    # Two workers with two threads each would fight for two cores. Networks are tiny here, and most
+    # of the time goes into compiling: with less of LLVM's optimisation it takes a fifth.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_multi_thread_eigen=false"
+        " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+    )
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     os.environ.setdefault("MUJOCO_GL", "egl")
     os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"  # mixing dtypes is an error
 
+import jax
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -42,6 +48,20 @@ settings.load_profile("neubay")
 def pytest_unconfigure() -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(SESSION_FOLDER, ignore_errors=True)
+
+
+MOST_MAPPINGS = 30_000
+"""Of memory, in a worker. Each compiled program has dozens, and Linux allows 65,530 a process."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """Forget compiled programs when there are too many; those that are still needed are kept on
+    disk."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -55,8 +55,8 @@ LAST_PHASES: dict[str, tuple[Any, str]] = {
 PHASES = WORLD_PHASES | AGENT_PHASES | LAST_PHASES
 CONFIG = tiny(
     world={"max_epochs": 12, "patience": 12},
-    agent={"steps": 4000, "updates_per_row": 0.3},
-    evaluation={"evaluations": 20, "episodes": 2},
+    agent={"steps": 2000, "updates_per_row": 0.3},
+    evaluation={"evaluations": 10, "episodes": 2},
 )
 
 

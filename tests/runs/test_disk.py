@@ -111,6 +111,7 @@ def test_an_unwritable_directory_is_refused_before_any_work(
 
 
 # Nor may that user read the session's compiled programs: JAX says so, and compiles.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*persistent compilation cache:UserWarning")
 @pytest.mark.faults("a finished run on a disk that cannot be written")
 def test_a_finished_run_is_shown_where_nothing_can_be_written(

@@ -147,6 +147,7 @@ def test_a_second_signal_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 @pytest.mark.faults("SIGTERM in a computation that does not end")
 def test_sigterm_does_not_wait_for_a_long_computation(tmp_path: Path, tally: Tally) -> None:
     code = """

@@ -33,6 +33,7 @@ def test_flops_of_a_step_are_those_of_its_matrix_products() -> None:
     assert counted <= compiled.cost_analysis()["flops"] <= 1.35 * counted
 
 
+@pytest.mark.slow
 def test_beta_turns_the_likelihood_into_the_squared_error() -> None:
     """sigma^(2 beta) cancels the weight 1/sigma^2 of an error at beta = 1, and nothing at 0."""
     config = WorldConfig(width=8, depth=1, pool=1, members=1)

@@ -62,7 +62,7 @@ MEGABYTES = 1000
 ROOT = Path(__file__).parents[1]
 
 RESULTS = {
-    "condensed.json": "benchmarks.json",
+    "condensed.json": "benchmarks_0_2.json",
     "worlds.json": "world.json",
     "bandit.json": "bandit/cpu-seed0.json",
 }

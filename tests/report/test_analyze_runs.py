@@ -141,7 +141,40 @@ def test_a_report_of_a_condensed_file_is_that_of_its_runs(tmp_path: Path) -> Non
     assert "Rollout horizons" in text and "An evaluation episode" not in text
 
 
-@pytest.mark.parametrize("name", ["train", "benchmarks"])
+def test_the_table_says_what_following_the_verdict_gives(tmp_path: Path) -> None:
+    """The chosen policy, the clone or the data; and the same from a condensed file."""
+    policy = {"name": "early", "estimate": 900.0, "return_mean": 2000.0, "score": 61.0}
+    clone = {"name": "clone", "is_clone": True, "estimate": 1.0, "return_mean": 5.0, "score": 44.0}
+    followed = {"deploy": 61.0, "copy": 44.0, "keep": None}
+    made = {}
+    for verdict in followed:
+        made[verdict] = make_run(tmp_path / verdict, dataset=verdict, score=10.0, rows=10)
+        (made[verdict] / "selection").mkdir()
+        (made[verdict] / "selection" / "selection.json").write_text(
+            json.dumps(
+                {"verdict": verdict, "chosen": "early", "reasons": ["why"],
+                 "data": {"return_mean": 7.0}, "candidates": [policy | {"extra": 1}, clone]}
+            )
+        )  # fmt: skip
+    other = make_run(tmp_path / "unjudged", dataset="unjudged", score=10.0, rows=10)
+    runs = records.read_all([*made.values(), other])
+    grid = sweeps.score_grid(arrange(runs))
+    names = [heading.name for heading in grid.headings]
+    clones, said, got = (names.index(name) for name in ("clone", "verdict", "verdict followed"))
+    for row, run in zip(grid.rows, runs, strict=True):
+        if row.name == "unjudged":
+            assert {row.cells[place].text for place in (clones, said, got)} == {"-"}
+            continue
+        assert row.cells[said].text == row.name and row.cells[clones].mean == 44.0
+        wanted = followed[row.name]
+        assert row.cells[got].mean == (run.data_result if wanted is None else wanted)
+    kept = write(tmp_path / "runs.json", *map(records.condense, runs))
+    assert sweeps.score_grid(arrange(records.read_all([kept]))) == grid
+    unjudged = sweeps.score_grid(arrange(runs[3:]))
+    assert not {"clone", "verdict followed"} & {heading.name for heading in unjudged.headings}
+
+
+@pytest.mark.parametrize("name", ["train", "benchmarks", "benchmarks_0_2"])
 def test_the_results_page_shows_what_its_records_say(name: str, tmp_path: Path) -> None:
     docs = ROOT / "docs" / "results"
     copy = Path(shutil.copy(docs / f"{name}.md", tmp_path))
@@ -150,7 +183,7 @@ def test_the_results_page_shows_what_its_records_say(name: str, tmp_path: Path) 
 
 
 def test_a_report_shows_what_version_0_1_condensed() -> None:
-    runs = records.read_all([ROOT / "docs" / "results" / "benchmarks.json"])
+    runs = records.read_all([ROOT / "docs" / "results" / "benchmarks_0_2.json"])
     assert len(runs) == 31 and {run.status for run in runs} == {"finished"}
     replay = next(data for data in arrange(runs) if data.title == "hopper_medium_replay")
     assert replay.main.label == "neubay" and len(replay.main.runs) == 2

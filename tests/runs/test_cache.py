@@ -65,9 +65,7 @@ print("/jax/compilation_cache/cache_hits" in hits)
 
 
 @pytest.mark.slow
-def test_the_second_process_compiles_nothing(
-    unset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_process_compiles_nothing(unset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A fast machine compiles this in less than what is worth keeping by default.
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from neubay.errors import DAMAGE, NeubayError, RunError, reason
-from neubay.report.runs.verdicts import Decision, read_decision
+from neubay.report.runs.verdicts import Decision, decision_of, read_decision
 from neubay.runs import rundir, tracking
 from neubay.runs.files import read_json
 from neubay.runs.values import flat, is_number
@@ -156,6 +156,26 @@ class RunRecord:
         else:
             value = self.summary[f"data_{self.measure}"]
         return None if value is None else float(value)
+
+    @property
+    def clone_result(self) -> float | None:
+        """The same of the clone that the run was compared with."""
+        return self._measured(None if self.decision is None else self.decision.clone)
+
+    @property
+    def followed(self) -> float | None:
+        """What one gets who does as the verdict says: the chosen policy's result where it is to be
+        deployed, the clone's where that is advised, and else the data's own."""
+        if self.decision is None:
+            return None
+        if self.decision.verdict == "keep":
+            return self.data_result
+        deployed = self.decision.verdict == "deploy"
+        return self._measured(self.decision.best if deployed else self.decision.clone)
+
+    def _measured(self, candidate: Mapping[str, Any] | None) -> float | None:
+        value = None if candidate is None else candidate.get(self.measure)
+        return float(value) if is_number(value) and math.isfinite(value) else None
 
     @cached_property
     def settings(self) -> Settings:
@@ -360,6 +380,7 @@ def condense(run: RunRecord) -> dict[str, Any]:
         "data": {name: facts.get(name) for name in ("hash", "source", "published")},
         "config": run.config,
         "curve": _curve(run),
+        **({} if run.decision is None else {"selection": _rounded(run.decision.condensed)}),
     }
 
 
@@ -385,6 +406,8 @@ def _rounded(value: Any) -> Any:
     """Four digits: more would say what is not known, and fill the file."""
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     return value
@@ -421,6 +444,7 @@ def _expanded(path: Path, entry: dict[str, Any]) -> RunRecord:
         {name: entry[name] for name in _RESULT} | {name: entry.get(name) for name in _VERDICT},
         columns(_TRAIN),
         columns(_EVALUATION),
+        decision=decision_of(entry["selection"], path) if "selection" in entry else None,
         changed=tuple(entry["changed"]),
     )
     _ = (record.seed, record.steps, record.data_result, record.settings)

@@ -1,6 +1,6 @@
 """Tables of runs: scores with the paper's marks, details, aggregates, and sensitivity."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,8 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
     known = {g.label for data in datasets for g in data.groups if g.sample is not None}
     shown = [label for label in labels(datasets) if label in known] or labels(datasets)
     benchmarks = list(dict.fromkeys(filter(None, (_benchmark(data.first) for data in datasets))))
-    names = ("environment", "measure", "data", *shown, "seeds", "source", "hash")
+    names = ("environment", "measure", "data", "clone", *shown, "verdict", "verdict followed")
+    names = (*names, "seeds", "source", "hash")
     headings = [Heading(name) for name in names]
     for one in benchmarks:
         origin = f"published (paper, {one.data} data, {one.environment} env)"
@@ -49,7 +50,10 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
             Cell(run.environment or "none"),
             Cell("score" if run.scored else "return"),
             Cell.of_value(run.data_result),
+            _mean({each.clone_result for each in data.main.runs}),  # seeds share a clone
             *_our_cells(data, shown),
+            Cell(_verdicts(data.main)),
+            _mean([each.followed for each in data.main.runs]),
             Cell(_counts([len(data.scores(label)) for label in shown])),
             Cell(_source(run)),
             Cell((run.hash or "-")[:8]),
@@ -59,6 +63,16 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
         rows.append(Row(data.title, tuple(cells)))
     note = _score_note(datasets, bool(benchmarks))
     return Grid("scores", "Scores", note, "dataset", tuple(headings), tuple(rows)).without_empty()
+
+
+def _verdicts(group: Group) -> str:
+    return " / ".join(run.decision.verdict for run in group.runs if run.decision) or "-"
+
+
+def _mean(values: Iterable[float | None]) -> Cell:
+    """Over the seeds of which it is known."""
+    known = [value for value in values if value is not None]
+    return Cell.of(Sample.of(np.array(known))) if known else Cell()
 
 
 def _counts(seeds: Sequence[int]) -> str:
@@ -120,6 +134,12 @@ def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
         "Marked: not significantly worse than it by Welch's one-sided t-test (p < 0.05); groups "
         "of a single seed are not tested."
     )
+    if any(group.runs[0].decision for data in datasets for group in data.groups):
+        note += (
+            " Clone: what the run was compared with. Verdict: what selection advised without a "
+            "simulator, for each seed of the first group; followed, it gives the chosen policy's "
+            "result (deploy), the clone's (copy) or the data's own (keep)."
+        )
     if published_too:
         note += (
             " Published numbers come from other data and another version of the environment; they "

@@ -18,6 +18,9 @@ _NOTE = (
 )
 
 
+_CONDENSED = ("name", "step", "is_clone", "estimate", "lower", "upper", "return_mean", "score")
+
+
 @dataclass(frozen=True)
 class Decision:
     """A selection.json."""
@@ -37,13 +40,38 @@ class Decision:
         """The chosen candidate."""
         return next(each for each in self.candidates if each["name"] == self.chosen)
 
+    @property
+    def clone(self) -> dict[str, Any] | None:
+        """The clone of the data; none where none was judged."""
+        return next((each for each in self.candidates if each.get("is_clone")), None)
+
+    @property
+    def condensed(self) -> dict[str, Any]:
+        """As a selection.json that has the chosen candidate and the clone alone, and no reasons."""
+        candidates = [self.best] if self.best == self.clone else [self.best, self.clone]
+        return {
+            "verdict": self.verdict,
+            "chosen": self.chosen,
+            "reasons": [],
+            "data": {"return_mean": self.data_return},
+            "candidates": [
+                {name: each[name] for name in _CONDENSED if name in each}
+                for each in candidates
+                if each is not None
+            ],
+        }
+
 
 def read_decision(folder: Path) -> Decision | None:
     """What selection left in a folder; none where nothing was selected."""
     path = folder / rundir.SELECTION_FILE
     if not path.is_file():
         return None
-    written = read_json(path)
+    return decision_of(read_json(path), path)
+
+
+def decision_of(written: dict[str, Any], path: Path) -> Decision:
+    """The content of a selection.json, which was read from `path`."""
     try:
         decision = Decision(
             written["verdict"],
@@ -52,8 +80,8 @@ def read_decision(folder: Path) -> Decision | None:
             float(written["data"]["return_mean"]),
             tuple(written["candidates"]),
         )
-        _ = decision.meaning, decision.best["estimate"]
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        _ = decision.meaning, decision.best["estimate"], decision.clone
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise RunError(f"{path}: damaged: {type(error).__name__} {error}") from None
     return decision
 

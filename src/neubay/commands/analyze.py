@@ -11,6 +11,7 @@ from neubay.commands.options import TaskFlags, Unprefixed, named_data
 from neubay.commands.report import preset_of, read_runs
 from neubay.commands.text import Console, say
 from neubay.errors import NeubayError, damage_reported
+from neubay.runs import rundir
 from neubay.runs.files import atomic_write_json, read_json, write_between
 from neubay.runs.provenance import provenance
 
@@ -501,11 +502,10 @@ def guard(
 
 def _guards(runs: list[Path], episodes: int, seed: int) -> list[dict[str, Any]]:
     from neubay.commands.display import told
-    from neubay.selection.choice import looked_at
     from neubay.studies.guarding import guard_study
 
     tell = told(Console(stderr=True))
-    looked = [looked_at(path) for path in runs]
+    looked = [rundir.opened(path) for path in runs]
     return [guard_study(run, episodes=episodes, seed=seed, tell=tell) for run in looked]
 
 

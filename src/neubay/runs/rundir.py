@@ -207,6 +207,19 @@ def look(directory: Path) -> Run:
     return Run(directory, "running" if holder else "unfinished", about, {}, step, holder=holder)
 
 
+def opened(directory: Path) -> Run:
+    """The run in a directory; an error where there is none, or it is damaged."""
+    if not is_run(directory):
+        raise RunError(
+            f"{directory}: not a run directory (there is no {RUN_FILE}); "
+            "name one that 'neubay train' made"
+        )
+    run = look(directory)
+    if run.state == "damaged":
+        raise RunError(run.problem)
+    return run
+
+
 def _sound(path: Path) -> dict[str, Any]:
     """A run.json whose parts are of the kinds that those who look at runs rely on."""
     about = read_json(path)

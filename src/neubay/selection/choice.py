@@ -86,7 +86,7 @@ def select(
         progress, judge_progress: are given the progress of judging, and of fitting a judge.
     """
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    looked = [looked_at(Path(path)) for path in paths]
+    looked = [rundir.opened(Path(path)) for path in paths]
     if looked:
         check_same_data(looked)
     dataset = sources.load(data) if isinstance(data, str | Path) else data
@@ -304,16 +304,6 @@ def _save(written: dict[str, Any], chosen: Candidate, out: Path) -> None:
 
 
 # --- What runs and data have ---------------------------------------------------------------------
-
-
-def looked_at(directory: Path) -> rundir.Run:
-    """The run in a directory."""
-    if not rundir.is_run(directory):
-        raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
-    run = rundir.look(directory)
-    if run.state == "damaged":
-        raise RunError(run.problem)
-    return run
 
 
 def _record(runs: Sequence[rundir.Run], dataset: Dataset | None) -> DataRecord:

@@ -16,7 +16,6 @@ from neubay.policy import load_policy
 from neubay.runs import rundir
 from neubay.runs.messages import Tell, log
 from neubay.runs.values import is_number
-from neubay.selection.choice import looked_at
 from neubay.studies.fitted_q import FittedQ
 
 Load = Callable[[str], Dataset]
@@ -26,7 +25,7 @@ Load = Callable[[str], Dataset]
 def by_dataset(runs: Sequence[Path]) -> list[list[rundir.Run]]:
     """Runs of the same data together, in the order given."""
     groups: dict[str, list[rundir.Run]] = {}
-    for run in map(looked_at, runs):
+    for run in map(rundir.opened, runs):
         groups.setdefault(str(run.about["dataset"].get("hash")), []).append(run)
     return list(groups.values())
 

@@ -203,14 +203,7 @@ def _text(value: Any) -> str | None:
 
 def read(directory: Path) -> RunRecord:
     """Read the directory of a training run, finished or not."""
-    if not rundir.is_run(directory):
-        raise RunError(
-            f"{directory}: not a run directory (there is no {rundir.RUN_FILE}); "
-            "name one that 'neubay train' made"
-        )
-    seen = rundir.look(directory)
-    if seen.state == "damaged":
-        raise RunError(seen.problem)
+    seen = rundir.opened(directory)
     _check_kind(directory, seen.about)
     metrics = directory / rundir.METRICS_FILE
     try:

@@ -37,9 +37,8 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
     known = {g.label for data in datasets for g in data.groups if g.sample is not None}
     shown = [label for label in labels(datasets) if label in known] or labels(datasets)
     benchmarks = list(dict.fromkeys(filter(None, (_benchmark(data.first) for data in datasets))))
-    names = ("environment", "measure", "data", "clone", *shown, "verdict", "verdict followed")
-    names = (*names, "seeds", "source", "hash")
-    headings = [Heading(name) for name in names]
+    before, after = ("environment", "measure", "data", "clone"), ("verdict", "verdict followed")
+    headings = [Heading(name) for name in (*before, *shown, *after, "seeds", "source", "hash")]
     for one in benchmarks:
         origin = f"published (paper, {one.data} data, {one.environment} env)"
         headings += [Heading(name, origin) for name in ("NEUBAY", "best method", "dataset")]
@@ -50,7 +49,7 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
             Cell(run.environment or "none"),
             Cell("score" if run.scored else "return"),
             Cell.of_value(run.data_result),
-            _mean({each.clone_result for each in data.main.runs}),  # seeds share a clone
+            _mean(dict.fromkeys(each.clone_result for each in data.main.runs)),  # seeds share one
             *_our_cells(data, shown),
             Cell(_verdicts(data.main)),
             _mean([each.followed for each in data.main.runs]),
@@ -134,7 +133,7 @@ def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
         "Marked: not significantly worse than it by Welch's one-sided t-test (p < 0.05); groups "
         "of a single seed are not tested."
     )
-    if any(group.runs[0].decision for data in datasets for group in data.groups):
+    if any(run.decision for data in datasets for run in data.main.runs):
         note += (
             " Clone: what the run was compared with. Verdict: what selection advised without a "
             "simulator, for each seed of the first group; followed, it gives the chosen policy's "

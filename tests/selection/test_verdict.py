@@ -5,7 +5,7 @@ import pytest
 
 from helpers.judges import linear_policy, logged, quadratic, trial
 from neubay.selection import Judged, Rollouts, Sanity, Verdict, decide, ranked
-from neubay.selection.protocol import Trial
+from neubay.selection.protocol import Reproduced, Trial
 
 BETTER, DATA_LIKE, WORSE = [0.3, 0.8], [0.0, 0.0], [-0.3, -0.5]
 
@@ -79,6 +79,60 @@ def test_a_judge_that_replays_the_log_keeps_its_vote_where_the_clone_is_a_poor_c
     wrong = decided(3.0, much_worse)
     assert not wrong.vote and "excerpts of the log it gets" in wrong.reasons[0]
     assert not decided(0.1, DATA_LIKE).vote
+
+
+def made(name: str, value: float, floor: float | None = None, *, clone: bool = False) -> Judged:
+    """A candidate that gets the same in both members from all three starts."""
+    estimate, steps = np.full((2, 3), value), np.full((2, 3), 100)
+    low = estimate if floor is None else np.full((2, 3), floor)
+    return Judged(name, Rollouts(estimate, low, steps, low < estimate, steps), is_clone=clone)
+
+
+def replayed(recorded: list[float], judged: list[float]) -> Reproduced:
+    """Excerpts of ten steps in a judge of one member, none of which ends."""
+    goes_on = np.zeros(len(recorded), bool)
+    return Reproduced(np.asarray(recorded), np.asarray([judged]), goes_on, goes_on[None], 10)
+
+
+DATA = np.array([90.0, 100.0, 110.0])
+
+
+def test_what_the_judge_is_off_on_the_log_is_taken_off_every_gain() -> None:
+    """Off by 0.05 a step, it is off by 5 in a hundred: a gain of 4 is none, and one of 6 is 1."""
+    off = replayed([0.0, 20.0, 10.0], [0.5, 20.5, 10.5])
+
+    def decided(value: float) -> Verdict:
+        clone = made("clone", 90.0, clone=True)
+        sanity = Sanity.of(clone, DATA, off, clone=clone, steps=100.0)
+        assert sanity.margin == pytest.approx(5.0) and sanity.record()["margin"] == sanity.margin
+        return decide([clone, made("policy", value)], DATA, sanity)
+
+    assert decided(104.0).word == "keep"
+    found = decided(106.0)
+    assert (found.word, found.chosen) == ("deploy", "policy")
+    assert "gain over the data is at least 1.0" in found.reasons[-1]
+
+
+@pytest.mark.parametrize("excerpts", [None, replayed([0.0, 20.0], [-20.0, 40.0])])
+def test_a_controller_without_chance_is_reproduced_by_the_clone_without_spread(
+    excerpts: Reproduced | None,
+) -> None:
+    """Noise around it costs 60 of 100, which the log never paid: samples are not its behaviour."""
+    noisy, clone = made("clone", 40.0), made("clone", 99.0, clone=True)
+    sanity = Sanity.of(noisy, DATA, excerpts, clone=clone)
+    found = decide([clone], DATA, sanity)
+    assert found.vote and found.word == "copy"
+    assert "of the clone without its spread it says 99.0" in found.reasons[0]
+    assert not Sanity.of(noisy, DATA, excerpts, clone=made("clone", 40.0)).reproduced
+    flattered = Sanity.of(made("clone", 400.0), DATA, excerpts, clone=clone)
+    assert not flattered.reproduced  # whatever it says of the clone
+
+
+def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
+    clone = made("clone", 300.0, 60.0, clone=True)
+    found = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA))
+    assert found.vote and found.word == "keep"
+    assert "of which 60.0 before the judge is unsure" in found.reasons[-1]
 
 
 def test_without_a_clone_there_is_no_vote(tried: Trial) -> None:

@@ -145,7 +145,13 @@ def choose(
     sanity = None
     if clone is not None:
         imitated = court.judge(clone, deterministic=False)
-        sanity = Sanity.of(imitated, trial.data_returns, trial.reproduce())
+        sanity = Sanity.of(
+            imitated,
+            trial.data_returns,
+            trial.reproduce(),
+            clone=next(each for each in judged if each.name == clone.name),
+            steps=float(record.limit[trial.episode].mean()),
+        )
     stop_if_signalled()
     verdict = decide(judged, trial.data_returns, sanity, _objections(judge, record, task))
     progress("done", 1.0)
@@ -249,11 +255,13 @@ def _written(
     """selection.json."""
     record, clone = trial.record, next((each for each in judged if each.is_clone), None)
 
+    margin = 0.0 if sanity is None else sanity.margin
+
     def gains(each: Judged) -> dict[str, float | None]:
-        over_clone = None if clone is None else each.lower_gain(clone.rollouts.estimate)
+        of_clone = None if clone is None else clone.rollouts.estimate
         return {
-            "gain_over_data": each.lower_gain(trial.data_returns),
-            "gain_over_clone": over_clone,
+            "gain_over_data": each.lower_gain(trial.data_returns, margin),
+            "gain_over_clone": None if of_clone is None else each.lower_gain(of_clone, margin),
         }
 
     written = {

@@ -89,6 +89,7 @@ class Reproduced(NamedTuple):
     judged: Float[np.ndarray, "members excerpts"]
     recorded_ended: Bool[np.ndarray, " excerpts"]
     judged_ended: Bool[np.ndarray, "members excerpts"]
+    steps: int  # of each, unless it ends before
 
 
 class Sums(NamedTuple):
@@ -255,7 +256,9 @@ class Trial:
         raw = sums.before + sums.after - self.record.reward_shift * sums.time
         shape = (members, count)
         ended = (sums.time < steps).reshape(shape)
-        return Reproduced(record.excerpt_return, raw.reshape(shape), record.excerpt_ended, ended)
+        return Reproduced(
+            record.excerpt_return, raw.reshape(shape), record.excerpt_ended, ended, steps
+        )
 
     def _roll_on_device(self, policy: HistoryPolicy) -> Sums:
         start = self.record.start[self.episode]

@@ -2,12 +2,13 @@
 
 Ranking is by `estimate`. `lower` and `upper` are the 5 and 95 % quantiles over members of the mean
 return, `lower` of the floor. A gain is paired over starts, members and keys: its lower end is the
-5 % quantile over members of the floor less what the data, or the clone's estimate, has there.
+5 % quantile over members of the floor less what the data, or the clone's estimate, has there, and
+less what the judge itself is off where it can be checked, on excerpts of the log.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -22,9 +23,10 @@ SPREAD = 0.5
 """Of the spread (std) of the data's returns, how far the judge may be off when it is asked to
 reproduce them; at least `NOT_WORSE` of the return."""
 
-EXCERPT_BIAS, EXCERPT_ERROR, EXCERPT_ENDS = 0.1, 0.5, 0.05
-"""How well the log's excerpts must be reproduced: the mean return to a tenth of the returns' std or
-`NOT_WORSE` of it, the single ones to half of the std, and the share that ends."""
+EXCERPT_ERROR, EXCERPT_ENDS = 0.5, 0.05
+"""How well the log's excerpts must be reproduced: single returns to half of their std or
+`NOT_WORSE` of their mean, and the share that ends. What the mean is off is no objection: it is
+taken off every gain."""
 
 Word = Literal["deploy", "copy", "keep"]
 
@@ -46,6 +48,11 @@ class Judged:
         return float(self.rollouts.estimate.mean())
 
     @property
+    def floor(self) -> float:
+        """The mean if little is granted after a cut."""
+        return float(self.rollouts.floor.mean())
+
+    @property
     def lower(self) -> float:
         return float(np.quantile(self.rollouts.floor.mean(axis=1), LOW))
 
@@ -53,9 +60,10 @@ class Judged:
     def upper(self) -> float:
         return float(np.quantile(self.rollouts.estimate.mean(axis=1), HIGH))
 
-    def lower_gain(self, other: Float[np.ndarray, "*members starts"]) -> float:
-        """The lower end of the gain over other returns from the same starts."""
-        return float(np.quantile((self.rollouts.floor - other).mean(axis=1), LOW))
+    def lower_gain(self, other: Float[np.ndarray, "*members starts"], margin: float = 0.0) -> float:
+        """The lower end of the gain over other returns from the same starts; `margin` is what the
+        judge is off (`Sanity.margin`)."""
+        return float(np.quantile((self.rollouts.floor - other).mean(axis=1), LOW)) - margin
 
     def record(self) -> dict[str, Any]:
         """As plain numbers."""
@@ -78,6 +86,8 @@ class Excerpts:
     """Recorded actions from recorded states, as the judge replays them and as the log has them."""
 
     count: int
+    steps: int
+    """Of each, unless it ends before."""
     data: float
     judged: float
     spread: float
@@ -91,6 +101,7 @@ class Excerpts:
     def of(cls, found: Reproduced) -> "Excerpts":
         return cls(
             count=len(found.recorded),
+            steps=found.steps,
             data=float(found.recorded.mean()),
             judged=float(found.judged.mean()),
             spread=float(found.recorded.std()),
@@ -101,25 +112,33 @@ class Excerpts:
 
     @property
     def faithful(self) -> bool:
-        small = NOT_WORSE * abs(self.data)
-        return (
-            abs(self.judged - self.data) <= max(EXCERPT_BIAS * self.spread, small)
-            and self.error <= max(EXCERPT_ERROR * self.spread, small)
-            and abs(self.judged_ended - self.data_ended) <= EXCERPT_ENDS
-        )
+        allowed = max(EXCERPT_ERROR * self.spread, NOT_WORSE * abs(self.data))
+        ends = abs(self.judged_ended - self.data_ended)
+        return self.error <= allowed and ends <= EXCERPT_ENDS
+
+    @property
+    def bias(self) -> float:
+        """By how much the judge is off in one step, whichever way."""
+        return abs(self.judged - self.data) / self.steps
 
 
 @dataclass(frozen=True)
 class Sanity:
-    """What the judge says of the data's own behaviour, that is of samples of the clone, against
-    what the data earned."""
+    """What the judge says of the data's own behaviour against what the data earned. That behaviour
+    is samples of the clone; where the logged controller drew nothing at random, so that the clone's
+    spread is its own error, it is rather the clone without that spread."""
 
     estimate: float
     lower: float
     upper: float
     data: float
     tolerance: float
+    clone: Judged | None = None
+    """Without its spread."""
     excerpts: Excerpts | None = None
+    margin: float = 0.0
+    """What the judge is off on excerpts, drawn out to the length of the episodes that are judged;
+    a gain must be larger."""
 
     @classmethod
     def of(
@@ -127,11 +146,18 @@ class Sanity:
         imitated: Judged,
         data_returns: Float[np.ndarray, " starts"],
         reproduced: Reproduced | None = None,
+        *,
+        clone: Judged | None = None,
+        steps: float = 0.0,
     ) -> "Sanity":
+        """`imitated` is samples of the clone; `steps` is how long the judged episodes can be, in
+        the mean."""
         mean = float(data_returns.mean())
         tolerance = max(SPREAD * float(data_returns.std()), NOT_WORSE * abs(mean))
         excerpts = None if reproduced is None else Excerpts.of(reproduced)
-        return cls(imitated.estimate, imitated.lower, imitated.upper, mean, tolerance, excerpts)
+        margin = 0.0 if excerpts is None else excerpts.bias * steps
+        told = imitated.estimate, imitated.lower, imitated.upper
+        return cls(*told, mean, tolerance, clone, excerpts, margin)
 
     @property
     def flatters(self) -> bool:
@@ -139,18 +165,30 @@ class Sanity:
         return self.lower - self.tolerance > self.data
 
     @property
+    def short(self) -> bool:
+        """Samples of the clone are given less than the data earned."""
+        return self.upper + self.tolerance < self.data
+
+    @property
+    def same_without_spread(self) -> bool:
+        """The clone without its spread is given what the data earned."""
+        if self.clone is None:
+            return False
+        low, high = self.clone.lower - self.tolerance, self.clone.upper + self.tolerance
+        return low <= self.data <= high
+
+    @property
     def poor_copy(self) -> bool:
-        """Samples of the clone earn less than the data did, in the eyes of a judge that reproduces
-        the log's own actions: then the clone falls short, and not the judge."""
-        short = self.upper + self.tolerance < self.data
-        return short and self.excerpts is not None and self.excerpts.faithful
+        """The clone earns less than the data did, in the eyes of a judge that reproduces the log's
+        own actions: then the clone falls short, and not the judge."""
+        faithful = self.excerpts is not None and self.excerpts.faithful
+        return self.short and not self.same_without_spread and faithful
 
     @property
     def reproduced(self) -> bool:
         """The data's return is within what the judge says, give or take the tolerance; a judge that
-        says less may show on the log itself that it is right."""
-        short = self.upper + self.tolerance < self.data
-        return not self.flatters and (not short or self.poor_copy)
+        says less of samples may be right about the clone, or show on the log itself that it is."""
+        return not self.flatters and (not self.short or self.same_without_spread or self.poor_copy)
 
     def record(self) -> dict[str, Any]:
         return {
@@ -158,11 +196,38 @@ class Sanity:
             "lower": self.lower,
             "upper": self.upper,
             "tolerance": self.tolerance,
+            "same_without_spread": self.same_without_spread,
+            "margin": self.margin,
             "reproduced": self.reproduced,
             "excerpts": None
             if self.excerpts is None
             else asdict(self.excerpts) | {"faithful": self.excerpts.faithful},
         }
+
+
+class Gains(NamedTuple):
+    """The lower ends of a candidate's gains."""
+
+    over_data: float
+    over_clone: float
+
+    @classmethod
+    def of(
+        cls,
+        judged: Judged,
+        data_returns: Float[np.ndarray, " starts"],
+        clone: Judged,
+        sanity: Sanity,
+    ) -> "Gains":
+        of_clone = clone.rollouts.estimate
+        return cls(
+            judged.lower_gain(data_returns, sanity.margin),
+            judged.lower_gain(of_clone, sanity.margin),
+        )
+
+    @property
+    def sure(self) -> bool:
+        return self.over_data > 0 and self.over_clone > 0
 
 
 @dataclass(frozen=True)
@@ -205,53 +270,48 @@ def decide(
     if no_vote or clone is None:
         reasons = [f"The judge has no vote: {why}." for why in no_vote]
         return Verdict("keep", best.name, reasons, vote=False)
-    reasons = (
-        [
-            f"The judge says {_interval(sanity)} of actions like the data's, which earned "
-            f"{_number(data)}{_replayed(sanity)}."
-        ]
-        if sanity is not None
-        else []
-    )
-    passing = [
-        judged
-        for judged in order
-        if judged.lower_gain(data_returns) > 0 and judged.lower_gain(clone.rollouts.estimate) > 0
-    ]
+    assert sanity is not None
+    said = f"The judge says {_interval(sanity)} of actions like the data's, which earned "
+    reasons = [f"{said}{_number(data)}{_replayed(sanity)}."]
+    gains = {judged.name: Gains.of(judged, data_returns, clone, sanity) for judged in order}
+    passing = [judged for judged in order if gains[judged.name].sure]
     if passing:
         chosen = passing[0]
-        return Verdict("deploy", chosen.name, [*reasons, _gains(chosen, data_returns, clone)])
+        return Verdict("deploy", chosen.name, [*reasons, _told(chosen, gains[chosen.name])])
     reasons.append(
-        _gains(best, data_returns, clone)
+        _told(best, gains[best.name])
         if best is not clone
         else f"No candidate is estimated above cloning, which has {_number(clone.estimate)}."
     )
-    if clone.estimate >= data - NOT_WORSE * abs(data):
+    copied, enough = (
+        f"Cloning the data gets {_number(clone.estimate)}",
+        data - NOT_WORSE * abs(data),
+    )
+    if clone.floor >= enough:
         reasons.append(
-            f"Cloning the data gets {_number(clone.estimate)}, not worse than the data's "
-            f"{_number(data)} by more than {NOT_WORSE:.0%}."
+            f"{copied}, not worse than the data's {_number(data)} by more than {NOT_WORSE:.0%}."
         )
         return Verdict("copy", clone.name, reasons)
-    reasons.append(
-        f"Cloning the data gets {_number(clone.estimate)}, worse than the data's {_number(data)}: "
-        "keep your controller."
-    )
+    if clone.estimate >= enough:
+        copied += f", of which {_number(clone.floor)} before the judge is unsure"
+    reasons.append(f"{copied}, worse than the data's {_number(data)}: keep your controller.")
     return Verdict("keep", best.name, reasons)
 
 
-def _gains(judged: Judged, data_returns: Float[np.ndarray, " starts"], clone: Judged) -> str:
-    over_data = judged.lower_gain(data_returns)
-    over_clone = judged.lower_gain(clone.rollouts.estimate)
+def _told(judged: Judged, gains: Gains) -> str:
     cut = float(judged.rollouts.cut.mean())
     return (
         f"{judged.name} is estimated at {_interval(judged)}; its gain over the data is at least "
-        f"{_number(over_data)}, over cloning at least {_number(over_clone)}"
+        f"{_number(gains.over_data)}, over cloning at least {_number(gains.over_clone)}"
         + (f"; {cut:.0%} of its rollouts leave what the judge knows." if cut else ".")
     )
 
 
 def _replayed(sanity: Sanity) -> str:
-    """What the judge makes of the log's own actions, where its word on the clone is not enough."""
+    """What the judge makes of the clone without spread, or of the log's own actions, where its word
+    on samples of the clone is not enough."""
+    if sanity.short and sanity.same_without_spread and sanity.clone is not None:
+        return f"; of the clone without its spread it says {_interval(sanity.clone)}"
     of = sanity.excerpts
     if of is None or not (sanity.poor_copy or not sanity.reproduced):
         return ""

@@ -10,7 +10,6 @@ import abc
 import math
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,58 +26,41 @@ from neubay.agents.learning import (
     network_optimiser,
     transition_kinds,
 )
-from neubay.agents.memory import Encoder, NoMemory
 from neubay.agents.networks import (
     Actor,
+    ActorPolicy,
     GaussianPolicy,
     Head,
     Histories,
+    Network,
     RecurrentPolicy,
     before_tanh,
     generator,
     imitation,
-    make_encoder,
     one_hot_choice,
     read,
+    untrained,
 )
 from neubay.config import AgentConfig
 from neubay.tape import AnyArray, Tape
 
 
-class Chooser(eqx.Module):
+class Chooser(Network):
     """A distribution over discrete actions: an encoder, and one head for the logits."""
 
-    encoder: Encoder | NoMemory
-    head: Head
-
-    def __init__(
-        self,
-        state_size: int,
-        action_size: int,
-        config: AgentConfig,
-        *,
-        rng: np.random.Generator,
-        standardise: Standardiser | None = None,
-    ):
-        self.encoder = make_encoder(
-            state_size, action_size, config, rng=rng, standardise=standardise
-        )
-        self.head = Head(self.encoder.width, config.width, config.head_depth, action_size, rng=rng)
+    @staticmethod
+    def make_head(
+        features: int, action_size: int, config: AgentConfig, rng: np.random.Generator
+    ) -> Head:
+        return Head(features, config.width, config.head_depth, action_size, rng=rng)
 
     def __call__(self, histories: Histories) -> Float[Array, "rows *slots a"]:
         """The logits at every row that is learnt from."""
         return self.head(histories.features(self.encoder))
 
 
-class CategoricalPolicy(RecurrentPolicy):
+class CategoricalPolicy(ActorPolicy):
     """The likeliest action, or a sample."""
-
-    actor: Chooser
-    deterministic: bool = eqx.field(static=True)
-
-    @property
-    def encoder(self) -> Encoder | NoMemory:
-        return self.actor.encoder
 
     def choose(
         self, features: Float[Array, "k width"], keys: Key[Array, " k"]
@@ -131,7 +113,9 @@ class Imitator(RecurrentAgent):
 
     def init(self, key: PRNGKeyArray, constants: Standardiser | None = None) -> AgentState:
         sizes = self.state_size, self.action_size, self.config
-        actor = self.network(*sizes, rng=generator(key), standardise=constants or self.constants)
+        actor = untrained(
+            self.network, *sizes, rng=generator(key), standardise=constants or self.constants
+        )
         return AgentState(actor, init_optimiser(self.optimiser, actor))
 
     def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:

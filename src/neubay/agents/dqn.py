@@ -40,37 +40,25 @@ from neubay.agents.memory import Encoder, NoMemory
 from neubay.agents.networks import (
     Head,
     Histories,
+    Network,
     RecurrentPolicy,
     generator,
-    make_encoder,
     one_hot_choice,
     read,
+    untrained,
 )
 from neubay.config import AgentConfig, known
 from neubay.tape import Tape
 
 
-class QNetwork(eqx.Module):
+class QNetwork(Network):
     """Q_omega(h, .): an encoder, and one head for V and the advantages."""
 
-    encoder: Encoder | NoMemory
-    head: Head
-
-    def __init__(
-        self,
-        state_size: int,
-        action_size: int,
-        config: AgentConfig,
-        *,
-        rng: np.random.Generator,
-        standardise: Standardiser | None = None,
-    ):
-        self.encoder = make_encoder(
-            state_size, action_size, config, rng=rng, standardise=standardise
-        )
-        self.head = Head(
-            self.encoder.width, config.width, config.head_depth, 1 + action_size, rng=rng
-        )
+    @staticmethod
+    def make_head(
+        features: int, action_size: int, config: AgentConfig, rng: np.random.Generator
+    ) -> Head:
+        return Head(features, config.width, config.head_depth, 1 + action_size, rng=rng)
 
     def __call__(self, histories: Histories) -> Float[Array, "rows *slots a"]:
         """Q(h_t, .) at every row that is learnt from, in units of the values."""
@@ -123,7 +111,8 @@ class Agent(RecurrentAgent):
         return network_optimiser(self.config, decay=self.config.decay_critic)
 
     def init(self, key: PRNGKeyArray, constants: Standardiser | None = None) -> AgentState:
-        network = QNetwork(
+        network = untrained(
+            QNetwork,
             self.state_size,
             self.action_size,
             self.config,

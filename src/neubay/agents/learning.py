@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -64,17 +64,6 @@ def bootstrapped(
 
 
 # --- The optimiser -------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class Network(Protocol):
-    """A network in two parts with learning rates of their own."""
-
-    @property
-    def encoder(self) -> PyTree: ...
-
-    @property
-    def head(self) -> PyTree: ...
 
 
 T = TypeVar("T")
@@ -141,8 +130,8 @@ def zero_nonfinite() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _parts(network: Network) -> PyTree:
-    """The part of a network that each leaf belongs to."""
+def _parts(network: PyTree) -> PyTree:
+    """The part of a network, encoder or head, that each leaf belongs to."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[0].name, network)
 
 

@@ -44,10 +44,6 @@ class Complex(NamedTuple):
 EncoderMemory = tuple[Complex, ...]  # one h of shape (*batch, hidden) per layer
 
 
-def _plus(a: Complex, b: Complex) -> Complex:
-    return Complex(a.real + b.real, a.imag + b.imag)
-
-
 def _times(a: Complex, b: Complex) -> Complex:
     return Complex(a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real)
 
@@ -65,7 +61,7 @@ def advance(
     decay: Complex, memory: Complex, drive: Complex, start: Bool[Array, "*batch"]
 ) -> Complex:
     """One step: drive + decay * memory, or the drive alone where an episode starts."""
-    return _plus(drive, _zero_where(start, _times(decay, memory)))
+    return jax.tree.map(jnp.add, drive, _zero_where(start, _times(decay, memory)))
 
 
 def _recur(

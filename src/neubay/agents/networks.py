@@ -3,7 +3,7 @@
 import abc
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -51,28 +51,6 @@ def read(tape: Tape, burn_in: int) -> tuple[Histories, Tape]:
     return Histories(observe(inputs), inputs.start, burn_in), slice_rows(tape, burn_in)
 
 
-def make_encoder(
-    state_size: int,
-    action_size: int,
-    config: AgentConfig,
-    *,
-    rng: np.random.Generator,
-    standardise: Standardiser | None = None,
-) -> Encoder | NoMemory:
-    """phi, the encoder of histories; for the Markov agent, the state itself."""
-    if config.memory == "none":
-        return NoMemory(state_size, standardise)
-    return Encoder(
-        state_size + action_size + 1,
-        config.width,
-        config.memory_size,
-        config.memory_layers,
-        rng=rng,
-        standardise=standardise,
-        gated_states=state_size if config.memory == "gated" else 0,
-    )
-
-
 class Head(eqx.Module):
     """`depth` blocks Linear -> LayerNorm -> leaky ReLU, then a Linear."""
 
@@ -95,6 +73,48 @@ class Head(eqx.Module):
         for layer, norm in zip(self.layers[1:], self.norms[1:], strict=True):
             x = norm.activate(layer.centred()(x))
         return self.out(x)
+
+
+class Network(eqx.Module):
+    """phi, the encoder of histories, which for the Markov agent is the state itself; and what is
+    computed of its features."""
+
+    encoder: Encoder | NoMemory
+    head: Head
+
+    @staticmethod
+    @abc.abstractmethod
+    def make_head(
+        features: int, action_size: int, config: AgentConfig, rng: np.random.Generator
+    ) -> Head:
+        """The head before training."""
+
+
+AnyNetwork = TypeVar("AnyNetwork", bound=Network)
+
+
+def untrained(
+    kind: type[AnyNetwork],
+    state_size: int,
+    action_size: int,
+    config: AgentConfig,
+    *,
+    rng: np.random.Generator,
+    standardise: Standardiser | None = None,
+) -> AnyNetwork:
+    """A network before training."""
+    encoder: Encoder | NoMemory = NoMemory(state_size, standardise)
+    if config.memory != "none":
+        encoder = Encoder(
+            state_size + action_size + 1,
+            config.width,
+            config.memory_size,
+            config.memory_layers,
+            rng=rng,
+            standardise=standardise,
+            gated_states=state_size if config.memory == "gated" else 0,
+        )
+    return kind(encoder, kind.make_head(encoder.width, action_size, config, rng))
 
 
 class TanhGaussian(NamedTuple):
@@ -127,27 +147,14 @@ class TanhGaussian(NamedTuple):
         return (gaussian - log_slope).sum(axis=-1)
 
 
-class Actor(eqx.Module):
+class Actor(Network):
     """pi_nu: its own encoder and one head."""
 
-    encoder: Encoder | NoMemory
-    head: Head
-
-    def __init__(
-        self,
-        state_size: int,
-        action_size: int,
-        config: AgentConfig,
-        *,
-        rng: np.random.Generator,
-        standardise: Standardiser | None = None,
-    ):
-        self.encoder = make_encoder(
-            state_size, action_size, config, rng=rng, standardise=standardise
-        )
-        self.head = Head(
-            self.encoder.width, config.width, config.head_depth, 2 * action_size, rng=rng
-        )
+    @staticmethod
+    def make_head(
+        features: int, action_size: int, config: AgentConfig, rng: np.random.Generator
+    ) -> Head:
+        return Head(features, config.width, config.head_depth, 2 * action_size, rng=rng)
 
     def __call__(self, histories: Histories) -> TanhGaussian:
         """The policy at every row that is learnt from."""
@@ -190,47 +197,32 @@ def imitation(
     return Imitation(jnp.vdot(weights, error), jnp.vdot(weights, around_mode.log_prob(u)))
 
 
-class Critic(eqx.Module):
-    """Q_omega: its own encoder and a stack of heads, each on features and action."""
+class Critic(Network):
+    """Q_omega: its own encoder and a stack of heads, each on features and action. The leaves of
+    `head` have the heads as their leading axis."""
 
-    encoder: Encoder | NoMemory
-    head: Head  # its leaves have the heads as their leading axis
-
-    def __init__(
-        self,
-        state_size: int,
-        action_size: int,
-        config: AgentConfig,
-        *,
-        rng: np.random.Generator,
-        standardise: Standardiser | None = None,
-    ):
-        self.encoder = make_encoder(
-            state_size, action_size, config, rng=rng, standardise=standardise
-        )
-        into = self.encoder.width + action_size
-
+    @staticmethod
+    def make_head(
+        features: int, action_size: int, config: AgentConfig, rng: np.random.Generator
+    ) -> Head:
         heads = [
-            Head(into, config.width, config.head_depth, 1, rng=rng) for _ in range(config.heads)
+            Head(features + action_size, config.width, config.head_depth, 1, rng=rng)
+            for _ in range(config.heads)
         ]
         stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *heads)
         # Values start near zero: a hundredth of the variance, no bias.
         out = (0.1 * stacked.out.weight, jnp.zeros_like(stacked.out.bias))
-        self.head = eqx.tree_at(lambda head: (head.out.weight, head.out.bias), stacked, out)
-
-
-def q_embed(head: Head, features: Float[Array, "*rows width"]) -> Float[Array, "*rows units"]:
-    """What the features give to a critic head's first Linear, whatever the action."""
-    first = head.layers[0].centred()
-    return matmul(features, first.weight[: features.shape[-1]]) + first.bias
+        return eqx.tree_at(lambda head: (head.out.weight, head.out.bias), stacked, out)
 
 
 def q_value(
-    head: Head, embedded: Float[Array, "*rows units"], action: Float[AnyArray, "*rows a"]
+    head: Head, features: Float[Array, "*rows width"], action: Float[AnyArray, "*rows a"]
 ) -> Float[Array, "*rows"]:
-    """Q(h_t, a) of one head, from `q_embed` of the features."""
-    from_action = head.layers[0].centred().weight[-action.shape[-1] :]
-    return head.after_first(embedded + matmul(jnp.asarray(action), from_action))[..., 0]
+    """Q(h_t, a) of one head."""
+    first = head.layers[0].centred()
+    of_features, of_action = jnp.split(first.weight, [features.shape[-1]])
+    both = matmul(features, of_features) + first.bias + matmul(jnp.asarray(action), of_action)
+    return head.after_first(both)[..., 0]
 
 
 def one_hot_choice(
@@ -275,15 +267,21 @@ class RecurrentPolicy(eqx.Module):
         return memory, self.choose(features, keys)
 
 
-class GaussianPolicy(RecurrentPolicy):
-    """The actor's mode, or a sample of its tanh-Gaussian."""
+class ActorPolicy(RecurrentPolicy):
+    """A network that gives a distribution over actions."""
 
-    actor: Actor
+    actor: Network
     deterministic: bool = eqx.field(static=True)
 
     @property
     def encoder(self) -> Encoder | NoMemory:
         return self.actor.encoder
+
+
+class GaussianPolicy(ActorPolicy):
+    """The actor's mode, or a sample of its tanh-Gaussian."""
+
+    actor: Actor
 
     def choose(
         self, features: Float[Array, "k width"], keys: Key[Array, " k"]

@@ -51,9 +51,9 @@ from neubay.agents.networks import (
     Imitation,
     generator,
     imitation,
-    q_embed,
     q_value,
     read,
+    untrained,
 )
 from neubay.config import AgentConfig
 from neubay.devices import choices
@@ -96,8 +96,8 @@ class Agent(RecurrentAgent):
         rng = generator(weights_key)
         sizes = self.state_size, self.action_size, self.config
         constants = constants or self.constants
-        actor = Actor(*sizes, rng=rng, standardise=constants)
-        critic = Critic(*sizes, rng=rng, standardise=jax.tree.map(jnp.copy, constants))
+        actor = untrained(Actor, *sizes, rng=rng, standardise=constants)
+        critic = untrained(Critic, *sizes, rng=rng, standardise=jax.tree.map(jnp.copy, constants))
         log_alpha = jnp.asarray(math.log(self.config.alpha), jnp.float32)
         return AgentState(
             actor=actor,
@@ -284,7 +284,7 @@ def _fit_heads(
     def loss(
         head: Head, features: Float[Array, "*rows width"]
     ) -> tuple[Float[Array, ""], Float[Array, "*rows"]]:
-        q = q_value(head, q_embed(head, features), action)
+        q = q_value(head, features, action)
         errors = optax.huber_loss(q, target, delta=config.huber)
         return jnp.vdot(weights, errors) / config.heads, q / config.heads
 
@@ -315,7 +315,7 @@ def _judge(
     """What all heads say of the policy's actions, and where a higher Q lies."""
 
     def value(action: Float[Array, "*rows a"], head: Head) -> Float[Array, ""]:
-        return jnp.vdot(weights, q_value(head, q_embed(head, features), action)) / config.heads
+        return jnp.vdot(weights, q_value(head, features, action)) / config.heads
 
     def one_head(head: Head) -> tuple[Judged, None]:
         q, d_action = jax.value_and_grad(value)(action, head)
@@ -357,7 +357,7 @@ def _q(
     heads: Head, features: Float[Array, "*rows width"], action: Float[AnyArray, "*rows a"]
 ) -> Float[Array, "heads *rows"]:
     def one_head(head: Head) -> Float[Array, "*rows"]:
-        return q_value(head, q_embed(head, features), action)
+        return q_value(head, features, action)
 
     return jax.vmap(one_head)(heads) if choices.heads_side_by_side() else lax.map(one_head, heads)
 

@@ -5,8 +5,10 @@ and what to do. The command line prints the message alone; the Python API raises
 """
 
 import contextlib
+import importlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 
 class NeubayError(Exception):
@@ -50,6 +52,23 @@ def reason(error: Exception) -> str:
     if short := re.fullmatch(r"(\d+) requested and (\d+) written", text):
         return f"only {short[2]} of {short[1]} values were taken, as by a full disk"
     return getattr(error, "strerror", None) or text or type(error).__name__
+
+
+def imported(module: str, otherwise: NeubayError) -> Any:
+    """A module of a package that may be missing, which is then said by the error."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise otherwise from None
+
+
+@contextlib.contextmanager
+def renamed(found: type[Exception], to: type[Exception]) -> Iterator[None]:
+    """An error of one kind inside as one of another kind, with its message."""
+    try:
+        yield
+    except found as error:
+        raise to(str(error)) from None
 
 
 DAMAGE = (

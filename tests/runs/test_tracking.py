@@ -1,5 +1,6 @@
 """Rows of numbers on their way out of a run."""
 
+import importlib
 import math
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_a_missing_tracker_says_what_to_install(monkeypatch, tmp_path: Path) -> 
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(tracking.importlib, "import_module", absent)
+    monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(ConfigError, match=r"neubay\[track\]"):
         tracking.wandb("project", "name", {}, tmp_path)
 

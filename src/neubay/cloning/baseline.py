@@ -1,8 +1,6 @@
 """The clone of the data that a run's policies are compared with: trained once, kept where worlds
 are, and found again by every run of the same data and sizes."""
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +21,12 @@ from neubay.config import (
 from neubay.data.dataset import Dataset
 from neubay.policy import LAYOUT, Policy
 from neubay.runs import rundir, tracking
-from neubay.runs.cache import cache_directory
+from neubay.runs.cache import kept_at
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoints
 from neubay.runs.files import atomic, atomic_write_json, read_json
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.runs.tracking import Row
 from neubay.selection import CLONE
 
 STEPS_SHARE = 0.25
@@ -105,10 +102,8 @@ def train_clone(
 
 def clone_directory(dataset: Dataset, config: TrainConfig) -> Path:
     """Where the clone of these data and settings is, or will be."""
-    identity = json.dumps([LAYOUT, VERSION, dataset.hash, config.model_dump()], sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    clones = cache_directory() / "clones"
-    return min(clones.glob(f"*-{digest}"), default=clones / f"{dataset.name}-{digest}")
+    identity = [LAYOUT, VERSION, dataset.hash, config.model_dump()]
+    return kept_at("clones", dataset.name, identity)
 
 
 def _train(
@@ -121,7 +116,7 @@ def _train(
     """Train a clone; it is resumed where it was interrupted. What was told is written last."""
     metrics = directory / rundir.METRICS_FILE
 
-    def show(row: Row) -> None:
+    def show(row: tracking.Row) -> None:
         progress(row["step"] / known(config.agent.steps))
 
     with deferred_signals() as signalled:

@@ -9,10 +9,9 @@ The last row of an episode lends its state only: what its action led to was not 
 episode of L rows has L - 1 steps, and a terminal flag in its last row marks the step into it.
 """
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from neubay.data.findings import Finding
 from neubay.data.layout import Bound
 from neubay.data.rows import ColumnNames
-from neubay.errors import DatasetError
+from neubay.errors import DatasetError, imported
 from neubay.tasks.expressions import Expression, parse
 
 RewardAt = Literal["same", "next"]
@@ -64,10 +63,6 @@ class Columns:
     @property
     def names(self) -> ColumnNames:
         return ColumnNames(self.states, self.actions, self.reward)
-
-    @property
-    def formula(self) -> Expression:
-        return _formula(self.reward)
 
     def needed(self, names: Iterable[str]) -> list[str]:
         """The columns to read, in the order of the log."""
@@ -117,13 +112,13 @@ def choose_columns(
         given: roles of `Columns` that the user named; others are guessed.
     """
     roles = {name: value for name, value in given.items() if value not in (None, ())}
+    shown = ", ".join(f"'{known}'" for known in names[:30])
     for role, value in roles.items():
         wanted = value if isinstance(value, tuple) else (value,)
         if role == "reward":
             wanted = tuple(sorted(_reward_columns(value, set(names))))
         for name in wanted:
             if name not in names:
-                shown = ", ".join(f"'{known}'" for known in names[:30])
                 raise DatasetError(
                     f"{file}: has no column '{name}' ({role}). Its columns: {shown}."
                 )
@@ -149,7 +144,6 @@ def choose_columns(
             roles["states"], guessed["states"] = rest, "every other column of numbers"
     for role in ("states", "actions", "reward"):
         if role not in roles:
-            shown = ", ".join(f"'{known}'" for known in names[:30])
             flag = f"--{role} NAME" + (",NAME" if role != "reward" else " (or a formula)")
             so_far = "; ".join(f"{r} {_listed(roles[r])} ({why})" for r, why in guessed.items())
             raise DatasetError(
@@ -168,12 +162,8 @@ def _listed(columns: str | tuple[str, ...]) -> str:
 
 
 def _arrow(what: str) -> Any:
-    try:
-        return importlib.import_module(what)
-    except ImportError:
-        raise DatasetError(
-            "reading tables needs the package pyarrow. Install it: pip install 'neubay[tables]'."
-        ) from None
+    missing = "reading tables needs the package pyarrow. Install it: pip install 'neubay[tables]'."
+    return imported(what, DatasetError(missing))
 
 
 @dataclass(frozen=True)
@@ -306,9 +296,8 @@ class _LogRows:
 
     def take(self, rows: np.ndarray) -> "_LogRows":
         """Some rows, in an order."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        picked = {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in values.items()}
-        return _LogRows(**picked)
+        arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **{name: array[rows] for name, array in arrays.items()})
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -319,13 +308,13 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> tuple[_LogRows, dict[
     counts = {table.name: 0 for table in tables}
     parts: dict[str, list[np.ndarray]] = {}
     codes: dict[tuple[int, Any], int] = {}
-    whole = len(columns.actions) == 1
+    whole, is_integer = len(columns.actions) == 1, _arrow("pyarrow.types").is_integer
     for number, table in enumerate(tables):
         wanted = columns.needed(table.columns)
         try:
             for batch in table.batches(wanted):
                 arrays = {name: batch.column(name) for name in wanted}
-                whole = whole and _is_whole(arrays[columns.actions[0]])
+                whole = whole and is_integer(arrays[columns.actions[0]].type)
                 counts[table.name] += batch.num_rows
                 for key, values in _converted(arrays, columns, codes, number, table.name).items():
                     parts.setdefault(key, []).append(values)
@@ -338,10 +327,6 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> tuple[_LogRows, dict[
     complete = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in measured])
     time = joined.pop("time", None)
     return _LogRows(time=time, whole=complete, whole_actions=whole, **joined), counts
-
-
-def _is_whole(array: Any) -> bool:
-    return bool(_arrow("pyarrow.types").is_integer(array.type))
 
 
 def _converted(
@@ -372,7 +357,7 @@ def _converted(
     if columns.reward in arrays:
         reward = numbers(columns.reward)
     else:
-        formula = columns.formula
+        formula = _formula(columns.reward)
         with np.errstate(all="ignore"):  # what is not finite is counted and dropped
             value = formula({name: numbers(name) for name in formula.names}, np)
         reward = np.broadcast_to(np.asarray(value, np.float64), (rows,))

@@ -249,10 +249,11 @@ def _limits(note: dict[str, Any]) -> str:
 
 def _training(note: dict[str, Any], origin: Origin) -> str:
     config = origin.run.get("config") or {"agent": note["agent"]}
-    lines = []
-    for name in ("variant", "preset", "command"):
-        if origin.run.get(name):
-            lines.append(f"- {name.capitalize()}: {_code(origin.run[name])}")
+    lines = [
+        f"- {name.capitalize()}: {_code(origin.run[name])}"
+        for name in ("variant", "preset", "command")
+        if origin.run.get(name)
+    ]
     seeds = {"training": config.get("seed")}
     protocol = origin.selection.get("protocol")
     if isinstance(protocol, dict):

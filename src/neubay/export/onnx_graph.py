@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from neubay.errors import NeubayError
+from neubay.errors import NeubayError, imported
 from neubay.export.plain import PlainPolicy, metadata
 from neubay.export.standalone import LARGEST_INPUT
 
@@ -45,10 +45,8 @@ class _Graph:
 
 def write_onnx(policy: PlainPolicy, path: Path) -> None:
     """Write the graph, checked by `onnx.checker`."""
-    try:
-        import onnx
-    except ImportError:
-        raise NeubayError("ONNX needs the package onnx: pip install 'neubay[export]'") from None
+    missing = "ONNX needs the package onnx: pip install 'neubay[export]'"
+    onnx = imported("onnx", NeubayError(missing))
     graph = _Graph(onnx)
     for name, array in policy.arrays.items():
         if not name.startswith("out_") and name != "epsilon":
@@ -116,8 +114,7 @@ def _step(graph: _Graph, policy: PlainPolicy) -> None:
     if policy.discrete:
         graph("ArgMax", out, axis=1, keepdims=0, name="action")
         return
-    low, high = (np.asarray(policy.about["actions"][name], np.float64) for name in ("low", "high"))
-    half, middle = ((high - low) / 2).astype(np.float32), ((high + low) / 2).astype(np.float32)
+    half, middle = policy.scale
     graph("Add", graph("Mul", graph("Tanh", out), half), middle, name="action")
 
 
@@ -132,12 +129,8 @@ def _inputs(graph: _Graph, policy: PlainPolicy) -> str:
         depth = np.asarray(policy.action_size, np.int64)
         action = graph("OneHot", "last_action", depth, np.asarray([0, 1], np.float32), axis=-1)
     else:
-        low, high = (
-            np.asarray(policy.about["actions"][name], np.float64) for name in ("low", "high")
-        )
-        half, middle = (high - low) / 2, (high + low) / 2
-        centred = graph("Sub", "last_action", middle.astype(np.float32))
-        action = graph("Div", centred, half.astype(np.float32))
+        half, middle = policy.scale
+        action = graph("Div", graph("Sub", "last_action", middle), half)
     shifted = graph("Add", "reward", policy.about["reward_shift"])
     reward = graph("Unsqueeze", shifted, _ints(1))
     action, reward = (graph("Where", start, 0.0, value) for value in (action, reward))

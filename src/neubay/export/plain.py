@@ -33,6 +33,14 @@ class PlainPolicy(NamedTuple):
         return int(actions["discrete"]) if self.discrete else len(actions["low"])
 
     @property
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Half the width and the middle of the bounds of continuous actions, in float32."""
+        low, high = (
+            np.asarray(self.about["actions"][name], np.float64) for name in ("low", "high")
+        )
+        return ((high - low) / 2).astype(np.float32), ((high + low) / 2).astype(np.float32)
+
+    @property
     def layers(self) -> int:
         """Layers of memory; none for a Markov policy."""
         return int(self.about["memory_layers"]) if self.about["memory"] != "none" else 0

@@ -52,12 +52,7 @@ def write_stablehlo(mode: RecurrentPolicy, policy: PlainPolicy, path: Path) -> N
 
 def _step_of(mode: RecurrentPolicy, policy: PlainPolicy) -> Any:
     """One step of the policy as a function of arrays in the units of the plant."""
-    low, high = (
-        (0.0, 0.0)
-        if policy.discrete
-        else (np.asarray(policy.about["actions"][name], np.float64) for name in ("low", "high"))
-    )
-    half, middle = np.float32((high - low) / 2), np.float32((high + low) / 2)
+    half, middle = (0.0, 0.0) if policy.discrete else policy.scale
 
     def step(
         observation: Float[Array, "batch s"],

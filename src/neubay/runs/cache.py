@@ -1,8 +1,11 @@
 """The user's cache: where it is, and the compiled programs in it."""
 
+import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -23,6 +26,14 @@ def cache_directory() -> Path:
     except RuntimeError:  # a process without a home, as in some containers
         return Path(tempfile.gettempdir()) / "neubay-cache"
     return former if former.is_dir() else user_cache_path("neubay", appauthor=False)
+
+
+def kept_at(kind: str, name: str, identity: list[Any]) -> Path:
+    """Where something of this identity is in the cache, or will be: a folder of its kind, the same
+    whatever its name was when it was made."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_directory() / kind
+    return min(folder.glob(f"*-{digest}"), default=folder / f"{name}-{digest}")
 
 
 def keep_compiled_programs() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from neubay.errors import RunError, reason
+from neubay.errors import RunError, reason, renamed
 from neubay.runs.files import (
     Arrays,
     Tree,
@@ -67,18 +67,14 @@ class Checkpoint(NamedTuple):
     def slices(self) -> Iterator[Arrays]:
         """Its arrays, a file at a time."""
         for name in self.files:
-            try:
+            with renamed(RunError, Damaged):
                 yield read_arrays(self.path / name)
-            except RunError as error:
-                raise Damaged(str(error)) from None
 
 
 def fill(like: Tree, arrays: Arrays) -> Tree:
     """A pytree of the structure of `like` with the leaves of a checkpoint."""
-    try:
+    with renamed(ValueError, Damaged):
         return filled(like, arrays)
-    except ValueError as error:
-        raise Damaged(str(error)) from None
 
 
 def found(folder: Path) -> list[Path]:

@@ -50,6 +50,15 @@ VERDICTS = {
     "keep": "keep your controller: nothing is surely better",
 }
 """What the words of a selection mean."""
+_UNFINISHED: dict[Any, str] = {
+    1: "an unfinished run of layout 1, which kept no checkpoints: there is nothing to resume; "
+    "choose another --out, or remove it",
+    2: "an unfinished run of neubay 0.1 (layout 2), whose checkpoints this version does not read; "
+    "finish it with neubay 0.1, or choose another --out",
+    3: "an unfinished run of neubay 0.2 (layout 3), whose agent was built otherwise; finish it "
+    "with neubay 0.2, or choose another --out",
+}
+"""Why a run of an earlier layout is not resumed."""
 _IDENTITY = ("kind", "task", "dataset.hash", "variant", "config")
 
 
@@ -92,44 +101,27 @@ def _refuse_foreign(directory: Path) -> None:
     if not os.path.lexists(directory) or is_run(directory):
         return
     try:
-        foreign = any(not _is_leftover(path) for path in directory.iterdir())
+        names = [path.name for path in directory.iterdir()]
     except OSError as error:
         raise RunError(f"{directory}: cannot be read: {reason(error)}") from None
-    if foreign:
+    # What a kill at the very beginning leaves is not in the way.
+    if any(name != LOCK_FILE and not name.endswith(PARTIAL) for name in names):
         raise RunError(
             f"{directory} exists, is not empty and is not a run: nothing in it is overwritten; "
             "choose another --out, or remove it"
         )
 
 
-def _is_leftover(path: Path) -> bool:
-    """What a kill at the very beginning leaves."""
-    return path.name == LOCK_FILE or path.name.endswith(PARTIAL)
-
-
 def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
     layout = begun.get("layout")
-    if layout == LAYOUT or (layout in (1, 2, 3) and is_finished(directory)):
+    earlier = isinstance(layout, int) and layout in _UNFINISHED
+    if layout == LAYOUT or (earlier and is_finished(directory)):
         return
-    if layout == 1:
-        raise RunError(
-            f"{directory}: an unfinished run of layout 1, which kept no checkpoints: there is "
-            "nothing to resume; choose another --out, or remove it"
-        )
-    if layout == 2:
-        raise RunError(
-            f"{directory}: an unfinished run of neubay 0.1 (layout 2), whose checkpoints this "
-            "version does not read; finish it with neubay 0.1, or choose another --out"
-        )
-    if layout == 3:
-        raise RunError(
-            f"{directory}: an unfinished run of neubay 0.2 (layout 3), whose agent was built "
-            "otherwise; finish it with neubay 0.2, or choose another --out"
-        )
-    raise RunError(
-        f"{directory}: a run of layout {layout}, this version of neubay reads 1 to {LAYOUT}; "
-        "use the version that wrote it, or choose another --out"
+    unknown = (
+        f"a run of layout {layout}, this version of neubay reads 1 to {LAYOUT}; use the version "
+        "that wrote it, or choose another --out"
     )
+    raise RunError(f"{directory}: {_UNFINISHED[layout] if earlier else unknown}")
 
 
 def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -191,8 +183,7 @@ class Run:
 
 def look(directory: Path) -> Run:
     """A run directory; what is damaged in it is said and raises nothing."""
-    about: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
+    about, summary = dict[str, Any](), dict[str, Any]()
     kept = found(directory / CHECKPOINTS)
     step = int(kept[-1].name.split("-")[0]) if kept else 0
     try:
@@ -241,13 +232,13 @@ def find(folder: Path) -> list[Run]:
         return [look(folder)]
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; runs are in 'runs' unless --out said otherwise")
-    runs: list[Run] = []
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if fnmatch(entry.name, _REMOVED.format("*")):
-            continue
-        if entry.is_dir(follow_symlinks=False) and is_run(Path(entry.path)):
-            runs.append(look(Path(entry.path)))
-    return runs
+    return [
+        look(Path(entry.path))
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if not fnmatch(entry.name, _REMOVED.format("*"))
+        and entry.is_dir(follow_symlinks=False)
+        and is_run(Path(entry.path))
+    ]
 
 
 def is_run(directory: Path) -> bool:

@@ -43,21 +43,17 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
     from its last checkpoint.
     """
     global _deferred
-    if threading.current_thread() is not threading.main_thread():
+    if _deferred is not None or threading.current_thread() is not threading.main_thread():
         shared = _deferred
         yield lambda: shared[0] if shared else 0
         return
-    outermost = _deferred is None
-    arrived: list[int] = [] if _deferred is None else _deferred
+    arrived: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
         if arrived:
             raise Interrupted(signum)
         arrived.append(signum)
 
-    if not outermost:
-        yield lambda: arrived[0] if arrived else 0
-        return
     _deferred = arrived
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

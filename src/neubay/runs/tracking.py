@@ -4,7 +4,6 @@ A tracker is a function of one row: a flat or nested dictionary of plain numbers
 `kind` ("world", "train" or "evaluation"). Training calls it and knows nothing else.
 """
 
-import importlib
 import json
 import math
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from neubay.errors import ConfigError, RunError
+from neubay.errors import ConfigError, RunError, imported
 from neubay.runs.values import finite, flat, is_number
 
 Row = dict[str, Any]
@@ -150,9 +149,5 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 def _needs(module: str, what: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ConfigError(
-            f"{what} needs the package {module}: pip install 'neubay[track]', or leave it out"
-        ) from None
+    missing = f"{what} needs the package {module}: pip install 'neubay[track]', or leave it out"
+    return imported(module, ConfigError(missing))

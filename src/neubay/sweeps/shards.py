@@ -7,11 +7,10 @@ program: both are those of one process that would train the whole pool here, and
 when the training begins, so that it can be resumed anywhere and with any number of workers.
 """
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +32,10 @@ from neubay.world.pool import (
     Show,
     State,
     best_of_shard,
-    joined_snapshots,
     most_epochs,
     training_epochs,
 )
-from neubay.world.training import best_layout
+from neubay.world.training import best_layout, joined
 
 MakeEngine = Callable[[Plan], Engine]
 
@@ -83,7 +81,7 @@ class _Barrier:
         self._record = _read(plan.directory / SHARDS_FILE, config.world)
         mine = int(os.environ.get("NPROC") or len(cores.available()))
         threads = mine if self._record is None else self._record.threads
-        self._plan = dataclasses.replace(plan, threads=threads)
+        self._plan = replace(plan, threads=threads)
         world, seed = config.world, config.seed
         steps = training_epochs(plan.dataset, world, seed, world.pool).steps
         self._course = Course(most_epochs=most_epochs(world, steps))
@@ -105,7 +103,7 @@ class _Barrier:
             dispatch.engine.stop()
         about = self._plan.dataset, world, self._config.seed
         parts = [best_of_shard(*about, each, self._at(each), course.epoch) for each in self._known]
-        return State(lanes=[], best=joined_snapshots(parts), **vars(course))
+        return State(lanes=[], best=joined(parts), **vars(course))
 
     def _begun(self, workers: int) -> _Record:
         if self._record is None:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from neubay.config import WorldConfig, validated
 from neubay.data.dataset import Dataset
-from neubay.errors import RunError, WorldError
+from neubay.errors import RunError, WorldError, renamed
 from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import (
     atomic,
@@ -208,10 +208,8 @@ def _of_run(run: Path) -> Path:
         raise WorldError(
             f"{run}: a run without a world: it clones the data, or its world is not trained yet"
         )
-    try:
+    with renamed(RunError, WorldError):
         where = read_json(reference).get("directory")
-    except RunError as error:
-        raise WorldError(str(error)) from None
     if not isinstance(where, str):
         raise WorldError(
             f"{run}: a run in a world that was handed to it and is kept elsewhere; name the "

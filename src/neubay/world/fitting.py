@@ -33,7 +33,7 @@ from neubay.world.fitted import (
     save,
 )
 from neubay.world.model import Scaler, World
-from neubay.world.pool import CHECKPOINT_SECONDS, Pauses, Progress, Show, State, train_pool
+from neubay.world.pool import CHECKPOINT_SECONDS, Course, Pauses, Show, State, train_pool
 from neubay.world.termination import learn_termination, settled
 from neubay.world.training import select
 from neubay.world.transitions import fit_scaler
@@ -175,7 +175,8 @@ def with_termination(
     def progress(share: float) -> None:
         stop_if_signalled()
         if show is not None:
-            show(Progress("termination", share, fitted.seconds, fitted.history, 0, None))
+            course = Course(most_epochs=None, history=fitted.history, seconds=fitted.seconds)
+            show(course.progress("termination", share))
 
     heads, termination = learn_termination(fitted.world, dataset, fitted.seed, progress)
     return dataclasses.replace(

@@ -1,21 +1,19 @@
 """The training of a pool, all of it or a shard: epochs from wherever the last checkpoint is."""
 
-import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
-from neubay.errors import RunError, WorldError
+from neubay.errors import RunError, WorldError, renamed
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints, Snapshot, fill
 from neubay.runs.files import arrays_of
 from neubay.runs.locks import locked
@@ -49,26 +47,6 @@ CHECKPOINT_SECONDS = 60.0
 Stage = Literal["training", "termination", "uncertainty"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """Where a fit is, for a display."""
-
-    stage: Stage
-    share: float  # of the running epoch, of the heads' training, of the data whose U is measured
-    seconds: float  # of training, those before an interruption included
-    history: list[EpochRecord]  # an entry for each completed epoch
-    waited: int  # epochs since a member improved
-    most_epochs: int | None  # the cap, if there is one
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return len(self.history)
-
-
-Show = Callable[[Progress], None]
-
-
 class Shard(NamedTuple):
     """Some members of a pool, trained where the others are not. Their numbers depend on how many
     members take a step side by side, so that a shard is made of whole groups of that size."""
@@ -97,10 +75,10 @@ class MemberScores(NamedTuple):
 class Course:
     """How a training has gone, and so whether it goes on."""
 
-    most_epochs: int | None
-    history: list[EpochRecord] = dataclasses.field(default_factory=list)
+    most_epochs: int | None  # the cap, if there is one
+    history: list[EpochRecord] = dataclasses.field(default_factory=list)  # of completed epochs
     waited: int = 0  # epochs since a member improved
-    seconds: float = 0.0
+    seconds: float = 0.0  # of training, those before an interruption included
 
     @property
     def epoch(self) -> int:
@@ -121,8 +99,20 @@ class Course:
         self.history.append(EpochRecord(best, median, int(improved.sum())))
         self.waited = 0 if improved.any() else self.waited + 1
 
-    def progress(self, stage: Stage, share: float) -> Progress:
-        return Progress(stage, share, self.seconds, self.history, self.waited, self.most_epochs)
+    def progress(self, stage: Stage, share: float) -> "Progress":
+        course = {field.name: getattr(self, field.name) for field in dataclasses.fields(Course)}
+        return Progress(stage=stage, share=share, **course)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress(Course):
+    """Where a fit is, for a display."""
+
+    stage: Stage
+    share: float  # of the running epoch, of the heads' training, of the data whose U is measured
+
+
+Show = Callable[[Progress], None]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -164,7 +154,7 @@ class Training:
     def __init__(
         self, dataset: Dataset, config: WorldConfig, seed: int, scaler: Scaler, shard: Shard | None
     ) -> None:
-        self._config, self._scaler, self._shard = config, scaler, shard
+        self._scaler, self._shard = scaler, shard
         self._epochs = training_epochs(
             dataset, config, seed, config.pool if shard is None else shard.size
         )
@@ -186,7 +176,7 @@ class Training:
             pauses.pause(state, "training", state.shares / len(self._epochs))
         members = joined([lane.result for lane in state.lanes])
         score = validate(members, self._validation, self._scaler, self.recipe)
-        state.best, improved = keep_best(state.best, members, score, self._config)
+        state.best, improved = keep_best(state.best, members, score, self.recipe.config)
         if self._shard is not None:
             state.members.append(MemberScores(score.tolist(), improved.tolist()))
         state.end_epoch(np.asarray(score), np.asarray(improved))
@@ -236,16 +226,12 @@ class Pauses:
 
     def resume(self, training: Training) -> State:
         """The state to train from: that of the last checkpoint, or else the fresh pool."""
-        learner, best = initialise(training.keys, training.recipe)
-        progress: dict[str, Any] = {}
-
-        def use(checkpoint: Checkpoint) -> tuple[Learner, Snapshots, dict[str, Any]]:
-            return _read(checkpoint, self._fit, learner, best)
-
-        with _as_world_errors():
-            resumed = None if self._checkpoints is None else self._checkpoints.resume(use)
-        if resumed is not None:
-            learner, best, progress = resumed
+        learner, best = fresh = initialise(training.keys, training.recipe)
+        resumed = None
+        if self._checkpoints is not None:
+            with renamed(RunError, WorldError):
+                resumed = self._checkpoints.resume(lambda found: _read(found, self._fit, *fresh))
+        learner, best, progress = resumed or (learner, best, {})
         layout = training.recipe.layout
         lanes, best = spread(learner, layout), jax.device_put(best, layout.sharding)
         return State(lanes=lanes, best=best, most_epochs=training.most_epochs, **progress)
@@ -261,18 +247,15 @@ class Pauses:
         except KeyboardInterrupt:
             stop = signal.SIGINT
         if stop or stage == "training":
-            self._write(state, stop=stop)
+            self.write(state, stop=stop)
         if stop:
             raise Stopped(stop)
 
-    def save(self, state: State) -> None:
-        """Write a checkpoint, due or not."""
-        self._write(state, last=True)
-
-    def _write(self, state: State, **when: Any) -> None:
+    def write(self, state: State, **when: Any) -> None:
+        """Write a checkpoint if one is due; with `last` or `stop`, due or not."""
         if self._checkpoints is not None:
             name = f"{state.epoch:07d}-{state.shares:07d}"
-            with _as_world_errors():
+            with renamed(RunError, WorldError):
                 self._checkpoints.pause(name, lambda: self._snapshot(state), **when)
 
     def _snapshot(self, state: State) -> Snapshot:
@@ -297,14 +280,6 @@ def _read(
     note["members"] = [MemberScores(*scores) for scores in note.get("members", ())]
     slices = checkpoint.slices()
     return fill(learner, next(slices)), fill(best, next(slices)), note
-
-
-@contextlib.contextmanager
-def _as_world_errors() -> Iterator[None]:
-    try:
-        yield
-    except RunError as error:
-        raise WorldError(str(error)) from error
 
 
 # --- Shards --------------------------------------------------------------------------------------
@@ -335,7 +310,7 @@ def train_shard(
         if state.epoch < epochs:
             while state.epoch < epochs:
                 training.epoch(state, pauses)
-            pauses.save(state)
+            pauses.write(state, last=True)
         return state.members
 
 
@@ -347,7 +322,7 @@ def best_of_shard(
     learner, best = jax.eval_shape(lambda: initialise(keys, recipe))
     fit = _identity(dataset, config, seed, shard)
     checkpoints = Checkpoints(directory / CHECKPOINTS)
-    with _as_world_errors():
+    with renamed(RunError, WorldError):
         resumed = checkpoints.resume(lambda checkpoint: _read(checkpoint, fit, learner, best))
     if resumed is None or len(resumed[2]["history"]) != epochs:
         raise WorldError(
@@ -355,8 +330,3 @@ def best_of_shard(
             "command to train that part again"
         )
     return resumed[1]
-
-
-def joined_snapshots(parts: list[Snapshots]) -> Snapshots:
-    """The snapshots of all shards, in the order of the pool."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)

@@ -371,19 +371,21 @@ def judged(
 
 def assess(world: World, dataset: Dataset, part: Part, seed: int) -> TerminationRecord:
     """What the heads say of steps whose ends are known, averaged over the heads."""
-    recorded: list[np.ndarray] = []
-    imagined: list[np.ndarray] = []
+    found: list[list[np.ndarray]] = []  # of recorded steps, and of imagined ones
     key = jax.random.fold_in(jax.random.key(seed), 17)
     for number, (rows, count) in enumerate(_blocks(part.row)):
         here, after = dataset.take(rows), dataset.take(rows + 1)
         state, action, then = map(jnp.asarray, (here.state, here.action, after.state))
         said = judged(world, state, action, then, jax.random.fold_in(key, number))
-        for found, flags in zip((recorded, imagined), said, strict=True):
-            found.append(np.asarray(flags)[:, :count].mean(axis=0))
-    called, foreseen = np.concatenate(recorded), np.concatenate(imagined)
+        found.append([np.asarray(flags)[:, :count].mean(axis=0) for flags in said])
+    called, foreseen = np.concatenate(found, axis=1)
     ends = part.ends
     apart = ~ends & ~part.near
     caught, alarms = called[ends].sum(), called[~ends].sum()
+    # The upper end of a one-sided 95 % interval (Clopper and Pearson): without any alarm in n
+    # steps, 3 / n.
+    false, steps = float(called[apart].sum()), int(apart.sum())
+    at_most = float(scipy.stats.beta.ppf(0.95, false + 1, steps - false)) if steps else 1.0
     assert world.heads is not None
     age = np.unique(np.geomspace(1, part.age.max() + 1, _SURVIVAL_POINTS).astype(int))
     return TerminationRecord(
@@ -396,7 +398,7 @@ def assess(world: World, dataset: Dataset, part: Part, seed: int) -> Termination
         recall=float(caught / ends.sum()) if ends.any() else None,
         false_alarms=float(alarms / max((~ends).sum(), 1)),
         false_alarms_apart=float(called[apart].mean()) if apart.any() else None,
-        false_alarms_apart_at_most=_at_most_so_many(float(called[apart].sum()), int(apart.sum())),
+        false_alarms_apart_at_most=at_most,
         rate=float(ends.mean()),
         rate_recorded=float(called.mean()),
         rate_imagined=float(foreseen.mean()),
@@ -407,12 +409,6 @@ def assess(world: World, dataset: Dataset, part: Part, seed: int) -> Termination
             "imagined": survival(part.age, foreseen)[age - 1].tolist(),
         },
     )
-
-
-def _at_most_so_many(alarms: float, steps: int) -> float:
-    """Upper end of a one-sided 95 % interval of a share (Clopper and Pearson): without any alarm in
-    n steps, 3 / n."""
-    return float(scipy.stats.beta.ppf(0.95, alarms + 1, steps - alarms)) if steps else 1.0
 
 
 def survival(

@@ -224,7 +224,7 @@ def spread(learner: Learner, layout: Layout) -> list[Learner]:
 
 
 def joined(lanes: list[Stacked]) -> Stacked:
-    """The pool, or a part of it such as its members, that was cut into lanes."""
+    """The pool, or a part of it such as its members, that was cut into lanes or shards."""
     if len(lanes) == 1:
         return lanes[0]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *lanes)
@@ -252,13 +252,6 @@ def train(
         return list(threads.map(lambda *lane: jax.block_until_ready(advance(*lane)), lanes, parts))
 
 
-def _averaged(average: Member | None, members: Member, forget: float) -> Member | None:
-    """The running mean after a step."""
-    if average is None:
-        return None
-    return jax.tree.map(lambda mean, new: new + forget * (mean - new), average, members)
-
-
 @functools.cache
 def trainer(recipe: Recipe) -> Callable[..., Learner]:
     """The compiled function behind `train`."""
@@ -280,8 +273,12 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
             gradient = jax.grad(loss)(learner.members, batch, config.beta)
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats
                 update, state = optimiser.update(gradient, learner.optimiser, learner.members)
-            members = optax.apply_updates(learner.members, update)
-            return Learner(members, state, _averaged(learner.average, members, config.average))
+            members, average = optax.apply_updates(learner.members, update), learner.average
+            if average is not None:
+                average = jax.tree.map(
+                    lambda old, new: new + config.average * (old - new), average, members
+                )
+            return Learner(members, state, average)
 
         def group_steps(learner: Learner, keys: UInt32[Array, "group rounds"]) -> Learner:
             side_by_side = jax.vmap(step, in_axes=(0, 0, None))
@@ -337,25 +334,13 @@ def validate(
     return _on_devices(on_device, recipe.layout)(members, (data, scaler))
 
 
+@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("best",))
 def keep_best(
     best: Snapshots, members: Member, score: Float[Array, " pool"], config: WorldConfig
 ) -> tuple[Snapshots, Bool[Array, " pool"]]:
     """Renew the snapshots of the members that improved by enough, and say which did."""
-    relative = config.improvement_kind == "relative"
-    return _keep_best(best, members, score, config.improvement, relative=relative)
-
-
-@functools.partial(jax.jit, static_argnames=("improvement", "relative"), donate_argnames=("best",))
-def _keep_best(
-    best: Snapshots,
-    members: Member,
-    score: Float[Array, " pool"],
-    improvement: float,
-    *,
-    relative: bool,
-) -> tuple[Snapshots, Bool[Array, " pool"]]:
-    unit = jnp.abs(best.score) if relative else 1.0
-    enough = best.score - score > improvement * unit
+    unit = jnp.abs(best.score) if config.improvement_kind == "relative" else 1.0
+    enough = best.score - score > config.improvement * unit
     improved = jnp.isfinite(score) & (jnp.isinf(best.score) | enough)
 
     def renew(old: Array, new: Array) -> Array:

@@ -158,8 +158,7 @@ class Guard:
             chosen, after = fallback.predict(observations, state, **passed)
             return np.asarray(chosen), after
         given = fallback(observations) if callable(fallback) else fallback
-        each = (actions.size,) if actions.kind == "continuous" else ()
-        return np.broadcast_to(np.asarray(given), (len(observations), *each)), None
+        return np.broadcast_to(np.asarray(given), (len(observations), *actions.shape)), None
 
 
 def _widened(

@@ -29,7 +29,7 @@ from neubay.runs.files import array_shapes, arrays_of, load_arrays, read_note, s
 from neubay.runs.provenance import provenance
 from neubay.runs.rundir import POLICY_FILE
 from neubay.tape import AgentInput
-from neubay.tasks import ContinuousActions, DiscreteActions, Task
+from neubay.tasks import Task, action_space
 
 LAYOUT = 2
 """Version of the file; raised when a reader of the old one could not read the new one. Layout 1 is
@@ -157,18 +157,12 @@ class Policy:
     @property
     def note(self) -> dict[str, Any]:
         """Sizes, settings and data, as the policy's file has them beside its weights."""
-        actions = self.task.actions
-        bounds = (
-            {"discrete": actions.n}
-            if isinstance(actions, DiscreteActions)
-            else {"low": actions.low.tolist(), "high": actions.high.tolist()}
-        )
         return {
             "layout": LAYOUT,
             "task": self.task.name,
             "environment": self.task.env_name,
             "state_size": self.task.state_size,
-            "actions": bounds,
+            "actions": self.task.actions.record(),
             "horizon": self.task.horizon,
             "reward_shift": self.task.reward_shift,
             "agent": self.config.model_dump(),
@@ -304,13 +298,10 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def _task_of(note: _Note) -> Task:
-    bounds = note.actions
     return Task(
         name=note.task,
         state_size=note.state_size,
-        actions=ContinuousActions(np.asarray(bounds.low), np.asarray(bounds.high))
-        if bounds.discrete is None
-        else DiscreteActions(bounds.discrete),
+        actions=action_space(**note.actions.model_dump()),
         horizon=note.horizon,
         env_name=note.environment,
         reward_shift=note.reward_shift,

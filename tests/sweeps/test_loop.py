@@ -1,5 +1,6 @@
 """The loop of a sweep, with an engine that trains nothing: what is proposed, told, resumed."""
 
+import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 from helpers.engines import Killed, Pretended, request
 from neubay.errors import ConfigError, NeubayError, RunError, SweepError
 from neubay.runs.sweepdir import read
-from neubay.sweeps import proposals
 from neubay.sweeps.jobs import Job, Outcome
 from neubay.sweeps.loop import climbs
 from neubay.sweeps.proposals import JOURNAL
@@ -227,7 +227,7 @@ def test_what_cannot_work_is_refused_before_anything_is_done(
     ):
         with pytest.raises(ConfigError, match=says):
             request(tmp_path / "s", **options)
-    monkeypatch.setattr(proposals.importlib, "import_module", _missing)
+    monkeypatch.setattr(importlib, "import_module", _missing)
     with pytest.raises(ConfigError, match=r'pip install "neubay\[sweep\]"'):
         request(tmp_path / "s")
     assert not (tmp_path / "s").exists()

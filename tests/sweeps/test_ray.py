@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import importlib
 import json
 import socket
 import subprocess
@@ -158,7 +159,7 @@ def test_without_ray_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(ray_engine.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ConfigError, match=r'pip install "neubay\[sweep\]"'):
         ray_engine.needed()
 
@@ -248,7 +249,7 @@ def test_names_of_columns_travel_with_the_rows() -> None:
     dataset = swings(get_task("pendulum"))
     names = ColumnNames(("cos", "sin", "speed [rad/s]"), ("torque [Nm]",))
     dataset = dataclasses.replace(dataset, column_names=names)
-    record = json.loads(json.dumps(Source.of(dataset).record()))
+    record = json.loads(json.dumps(dataclasses.asdict(Source.of(dataset))))
     assert Source(**record).load(lambda: rows_of(dataset)).column_names == names
 
 

@@ -29,7 +29,8 @@ def claim(count: int = 1, folder: Path | None = None) -> list[int]:
     """
     mine = available()
     count = min(max(count, 1), len(mine))
-    folder = folder or Path(tempfile.gettempdir()) / f"neubay-cores-{_user()}"
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = folder or Path(tempfile.gettempdir()) / f"neubay-cores-{user}"
     chosen: list[int] = []
     for core in mine:
         if len(chosen) < count and _lock(folder / str(core)):
@@ -48,10 +49,6 @@ def threads(count: int | None) -> dict[str, str]:
     """The environment in which JAX's programs use so many threads, whatever cores they have: a
     matrix product is cut by their number, and its last bits depend on the cut."""
     return {} if count is None else {"NPROC": str(count)}
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
 
 
 def _lock(path: Path) -> bool:

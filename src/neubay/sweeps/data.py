@@ -20,14 +20,13 @@ from neubay.data.dataset import Dataset
 from neubay.data.rows import ColumnNames
 from neubay.data.sources import SCHEMES, locate
 from neubay.data.store import FIELDS
-from neubay.errors import ConfigError, DatasetError, NeubayError, RunError
+from neubay.errors import ConfigError, DatasetError, NeubayError, RunError, renamed
 from neubay.runs.files import atomic, read_array
 from neubay.tape import Tape
 from neubay.tasks import (
-    ContinuousActions,
-    DiscreteActions,
     Reference,
     Task,
+    action_space,
     get_task,
     is_built_in,
     list_tasks,
@@ -83,9 +82,6 @@ class Source:
             bounds,
             None if dataset.column_names is None else dataset.column_names._asdict(),
         )
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
     def load(self, rows: Callable[[], Arrays] | None) -> Dataset:
         """The dataset, read by its name or else made of `rows`."""
@@ -154,10 +150,8 @@ def keep(dataset: Dataset, directory: Path) -> None:
 
 def kept(directory: Path) -> dict[str, np.ndarray]:
     """What `keep` wrote."""
-    try:
+    with renamed(RunError, DatasetError):
         return {name: read_array(directory / FOLDER / f"{name}.npy") for name in FIELDS}
-    except RunError as error:
-        raise DatasetError(str(error)) from None
 
 
 # --- Tasks ---------------------------------------------------------------------------------------
@@ -178,13 +172,9 @@ def _task_record(task: Task, task_file: Path | None) -> dict[str, Any]:
             f"task '{task.name}': made in Python, so that other processes cannot make it; describe "
             "it in a task file (--task-file; in Python: task_file=)"
         )
-    actions = task.actions
-    bounds: Any = actions.n if isinstance(actions, DiscreteActions) else None
-    if isinstance(actions, ContinuousActions):
-        bounds = [actions.low.tolist(), actions.high.tolist()]
     reference = None if task.reference is None else asdict(task.reference)
     plain = {name: getattr(task, name) for name in _PLAIN}
-    return plain | {"actions": bounds, "reference": reference}
+    return plain | {"actions": task.actions.record(), "reference": reference}
 
 
 def _task(record: dict[str, Any]) -> Task:
@@ -192,13 +182,9 @@ def _task(record: dict[str, Any]) -> Task:
         return get_task(record["registered"])
     if "text" in record:
         return _task_of_file(Path(record["path"]), record["text"])
-    plain, actions = dict(record), record["actions"]
+    plain = record | {"actions": action_space(**record["actions"])}
     if record["reference"] is not None:
         plain["reference"] = Reference(**record["reference"])
-    if isinstance(actions, int):
-        plain["actions"] = DiscreteActions(actions)
-    else:
-        plain["actions"] = ContinuousActions(np.array(actions[0]), np.array(actions[1]))
     return Task(**plain)
 
 

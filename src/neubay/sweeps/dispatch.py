@@ -88,7 +88,11 @@ class Dispatch:
             return []
         if outcome.state == "stopped":  # it is begun again for whoever needs it
             return []
-        lost = [each for each in self._waiting if _names(each.needs) & {done.directory}]
+        lost = [
+            each
+            for each in self._waiting
+            if any(need.directory == done.directory for need in each.needs)
+        ]
         self._waiting = [each for each in self._waiting if each not in lost]
         return [(each.job, outcome) for each in lost]
 
@@ -113,7 +117,3 @@ class Dispatch:
         if rundir.is_finished(Path(waiting.job.directory)):
             return []
         return [need for need in waiting.needs if not world.is_whole(Path(need.directory))]
-
-
-def _names(jobs: Sequence[Job]) -> set[str]:
-    return {job.directory for job in jobs}

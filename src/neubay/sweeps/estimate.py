@@ -6,9 +6,7 @@ from pathlib import Path
 
 from neubay import world
 from neubay.config import known, settle, updated
-from neubay.runs import rundir
-from neubay.runs import sweepdir as record
-from neubay.runs.rundir import Run
+from neubay.runs import rundir, sweepdir
 from neubay.runs.values import is_number
 from neubay.sweeps.sweep import Request
 
@@ -36,18 +34,19 @@ def expected(request: Request) -> Expected:
     beside it: hours per gradient step."""
     directory, dataset = request.plan.directory, request.plan.dataset
     trials = request.trials
-    if record.is_sweep(directory):
-        trials = max(trials, len(record.read(directory).trials))
+    if sweepdir.is_sweep(directory):
+        trials = max(trials, len(sweepdir.read(directory).trials))
     runs = trials * len(request.seeds)
     places = [place for place in (directory, directory.parent, Path("runs")) if place.is_dir()]
     inside = rundir.find(directory) if directory.is_dir() and not rundir.is_run(directory) else []
     finished = sum(run.state == "finished" for run in inside)
     searches_worlds = any(key.startswith("world.") for key in request.space)
-    missing = set()
-    for seed in request.seeds:
-        for need in request.plan.needs(updated(request.config, {"seed": seed})):
-            if not world.is_whole(Path(need.directory)):
-                missing.add(need.directory)
+    missing = {
+        need.directory
+        for seed in request.seeds
+        for need in request.plan.needs(updated(request.config, {"seed": seed}))
+        if not world.is_whole(Path(need.directory))
+    }
     steps = known(settle(request.config, dataset.facts).agent.steps)
     rates = [
         rate
@@ -63,7 +62,7 @@ def expected(request: Request) -> Expected:
     return Expected(trials, runs, finished, len(missing), searches_worlds, seconds / 3600, basis)
 
 
-def _seconds_per_step(run: Run, dataset_hash: str) -> float | None:
+def _seconds_per_step(run: rundir.Run, dataset_hash: str) -> float | None:
     """Of a finished run of the same data, its world left out."""
     seconds, steps = run.summary.get("seconds"), run.summary.get("steps")
     same = run.about.get("dataset", {}).get("hash") == dataset_hash

@@ -1,7 +1,7 @@
 """What many runs of one dataset share, and the jobs that they are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,7 @@ from neubay import selection, world
 from neubay.config import SelectionConfig, TrainConfig, WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.runs.cache import cache_directory
-from neubay.sweeps import data
-from neubay.sweeps.data import Source
+from neubay.sweeps.data import Source, keep
 from neubay.sweeps.jobs import Job, Metric, versions
 
 
@@ -39,7 +38,7 @@ class Plan:
         """Put the rows of a dataset that has no name into the folder, where workers find them."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.source.spec is None:
-            data.keep(self.dataset, self.directory)
+            keep(self.dataset, self.directory)
 
     def job(
         self, config: TrainConfig, directory: Path, *, until: int | None = None, **about: Any
@@ -84,7 +83,7 @@ class Plan:
     def _common(self, config: TrainConfig) -> dict[str, Any]:
         return {
             "cache": str(cache_directory().resolve()),
-            "data": self.source.record(),
+            "data": asdict(self.source),
             "config": config.model_dump(),
             "home": str(self.directory.resolve()),
             "select": None if self.select is None else self.select.model_dump(),

@@ -6,12 +6,11 @@ resumed proposes what it would have proposed. The points of a grid are queued on
 Optuna's grid sampler wants to stop a study of its own.
 """
 
-import importlib
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-from neubay.errors import ConfigError, NeubayError
+from neubay.errors import ConfigError, NeubayError, imported
 from neubay.sweeps.space import Choices, Settings, Space, points
 
 Sampler = Literal["tpe", "random", "grid"]
@@ -90,11 +89,9 @@ class Proposals:
     def tell(self, number: int, value: float | None, state: str) -> None:
         """How a trial ended."""
         states = self._optuna.trial.TrialState
-        if state == "finished":
-            self._study.tell(number, value, skip_if_finished=True)
-        else:
-            ended = states.PRUNED if state == "pruned" else states.FAIL
-            self._study.tell(number, state=ended, skip_if_finished=True)
+        ended = {"finished": states.COMPLETE, "pruned": states.PRUNED}.get(state, states.FAIL)
+        worth = value if state == "finished" else None
+        self._study.tell(number, worth, state=ended, skip_if_finished=True)
 
     def _trial(self, number: int) -> Any:
         if number not in self._trials:  # asked before the sweep was interrupted
@@ -114,11 +111,8 @@ class Proposals:
 
 def needed() -> Any:
     """The package Optuna."""
-    try:
-        optuna = importlib.import_module("optuna")
-        importlib.import_module("optuna.storages.journal")
-    except ImportError:
-        raise ConfigError(NEEDS) from None
+    optuna = imported("optuna", ConfigError(NEEDS))
+    imported("optuna.storages.journal", ConfigError(NEEDS))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

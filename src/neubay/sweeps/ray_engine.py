@@ -6,7 +6,6 @@ the object store, as arrays.
 """
 
 import hashlib
-import importlib
 import os
 import platform
 import socket
@@ -16,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from neubay.errors import ConfigError, SweepError
+from neubay.errors import ConfigError, SweepError, imported
 from neubay.runs.files import atomic
 from neubay.runs.signals import GRACE
 from neubay.sweeps import cores
@@ -55,7 +54,10 @@ class Ray:
         self._shared, self._forced = shared, not shared
         self._began = not ray.is_initialized()
         if self._began:
-            _connect(ray, address, jobs)
+            with warnings.catch_warnings():
+                # Ray forks to start its processes, which only call exec; JAX warns of any fork.
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                _connect(ray, address, jobs)
         elif address is not None:
             raise ConfigError(
                 f"--address {address}: this process is connected to a Ray already; leave the "
@@ -174,20 +176,10 @@ def needed() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # else anything else comes first
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError(NEEDS) from None
+    return imported("ray", ConfigError(NEEDS))
 
 
 def _connect(ray: Any, address: str | None, jobs: int | None) -> None:
-    with warnings.catch_warnings():
-        # Ray forks to start its processes, which only call exec; JAX warns of any fork.
-        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-        _initialise(ray, address, jobs)
-
-
-def _initialise(ray: Any, address: str | None, jobs: int | None) -> None:
     quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "ERROR"}
     try:
         if address is None:

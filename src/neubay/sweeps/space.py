@@ -83,8 +83,10 @@ def parse(search: Sequence[str] | Mapping[str, Any], config: TrainConfig) -> Spa
             raise ConfigError(f"--search {key}: given twice")
         kind = _kind(key, config)
         dimension = _dimension(key, value, kind)
-        tried = dimension.values if isinstance(dimension, Choices) else _ends(dimension)
-        for each in tried:
+        ends = (
+            dimension.values if isinstance(dimension, Choices) else (dimension.low, dimension.high)
+        )
+        for each in ends:
             updated(config, nested({key: each}), f"--search {key}")
         space[key] = dimension
     return space
@@ -218,7 +220,3 @@ def _number(key: str, text: str) -> float:
     if not math.isfinite(number):
         raise ConfigError(f"--search {key}: '{text.strip()}' is not a number; {_FORMS}")
     return number
-
-
-def _ends(dimension: Range) -> tuple[float | int, float | int]:
-    return dimension.low, dimension.high

@@ -11,9 +11,8 @@ from neubay.config import Preset, SelectionConfig, TrainConfig, default_preset, 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, RunError
 from neubay.runs import rundir
-from neubay.runs import sweepdir as records
 from neubay.runs.locks import LOCK_FILE, locked
-from neubay.runs.sweepdir import Record, Trial
+from neubay.runs.sweepdir import Record, Trial, check_same, is_sweep, read
 from neubay.sweeps.data import FOLDER, Source
 from neubay.sweeps.dispatch import Dispatch
 from neubay.sweeps.jobs import Engine, Metric
@@ -236,12 +235,12 @@ def run(
 def claimed(request: Request) -> Iterator[Record]:
     """Hold a sweep's directory, new or of the same sweep; anything else is refused untouched."""
     directory, asked = request.plan.directory, request.asked()
-    if not records.is_sweep(directory):
+    if not is_sweep(directory):
         _refuse_foreign(directory)
     with locked(directory):
-        if records.is_sweep(directory):
-            record = records.read(directory)
-            records.check_same(directory, record, asked)
+        if is_sweep(directory):
+            record = read(directory)
+            check_same(directory, record, asked)
             record.asked = asked
         else:
             record = Record(str(request.plan.metric), asked)

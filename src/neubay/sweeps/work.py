@@ -7,8 +7,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from neubay import experiment, selection, world
 from neubay.config import SelectionConfig, TrainConfig, WorldConfig, validated
@@ -19,7 +19,7 @@ from neubay.runs.cache import CACHE_VARIABLE
 from neubay.runs.locks import locked
 from neubay.runs.signals import Stopped, deferred_signals, stop_if_signalled
 from neubay.sweeps.data import Arrays, Source, kept
-from neubay.sweeps.jobs import Job, Outcome, State, policy_at, score_at, value_of, versions
+from neubay.sweeps.jobs import Job, Outcome, policy_at, score_at, value_of, versions
 from neubay.world.pool import Shard, train_shard
 
 _datasets: dict[str, Dataset] = {}  # the last one, by what describes it
@@ -32,31 +32,30 @@ def do(job: Job, rows: Rows | None = None) -> Outcome:
     Args:
         rows: gives the rows of the dataset, where it cannot be read by its name.
     """
-    begun, where = time.monotonic(), f"{platform.node()}, process {os.getpid()}"
+    begun = time.monotonic()
+    outcome, where = _done(job, rows), f"{platform.node()}, process {os.getpid()}"
+    return replace(outcome, seconds=time.monotonic() - begun, where=where)
 
-    def ended(state: State, problem: str = "", **found: Any) -> Outcome:
-        seconds = time.monotonic() - begun
-        return Outcome(state, problem=problem, seconds=seconds, where=where, **found)
 
+def _done(job: Job, rows: Rows | None) -> Outcome:
     try:
         with deferred_signals():
             _check_versions(job)
             os.environ[CACHE_VARIABLE] = job.cache
             dataset = _dataset(job, rows)
             stop_if_signalled()
-            done = _WAYS[job.kind](job, dataset)
-            return ended(done.state, value=done.value, epochs=done.epochs)
+            return _WAYS[job.kind](job, dataset)
     except KeyboardInterrupt:
-        return ended("stopped")
+        return Outcome("stopped")
     except (TrainingError, ConfigError) as error:
-        return ended("failed", str(error))
+        return Outcome("failed", problem=str(error))
     except NeubayError as error:
-        return ended("refused", f"{platform.node()}: {error}")
+        return Outcome("refused", problem=f"{platform.node()}: {error}")
     except OSError as error:
-        return ended("refused", refused(error).problem)
+        return refused(error)
     except Exception as error:  # these settings break something; others may not
         traceback.print_exc()
-        return ended("failed", f"{type(error).__name__}: {str(error)[:300]}")
+        return Outcome("failed", problem=f"{type(error).__name__}: {str(error)[:300]}")
 
 
 def refused(error: OSError) -> Outcome:
@@ -94,21 +93,13 @@ def _dataset(job: Job, rows: Rows | None) -> Dataset:
 # --- The kinds of jobs ---------------------------------------------------------------------------
 
 
-class Ended(NamedTuple):
-    """How a job ended, with what there is to tell: the value of a run, the epochs of a shard."""
-
-    state: State
-    value: float | None = None
-    epochs: list[Any] | None = None
-
-
-def _world(job: Job, dataset: Dataset) -> Ended:
+def _world(job: Job, dataset: Dataset) -> Outcome:
     config = validated(TrainConfig, job.config)
     world.fit(dataset, config.world, config.seed, directory=Path(job.directory), tell=_say)
-    return Ended("finished")
+    return Outcome("finished")
 
 
-def _shard(job: Job, dataset: Dataset) -> Ended:
+def _shard(job: Job, dataset: Dataset) -> Outcome:
     assert job.shard is not None and job.until is not None
     config = validated(TrainConfig, job.config)
     epochs = train_shard(
@@ -120,23 +111,23 @@ def _shard(job: Job, dataset: Dataset) -> Ended:
         epochs=job.until,
         tell=_say,
     )
-    return Ended("finished", epochs=epochs)
+    return Outcome("finished", epochs=epochs)
 
 
-def _judge(job: Job, dataset: Dataset) -> Ended:
+def _judge(job: Job, dataset: Dataset) -> Outcome:
     assert job.select is not None and job.judge is not None
     settings = validated(SelectionConfig, job.select)
     config = validated(WorldConfig, job.judge)
     selection.fit_judge(dataset, config, seed=settings.judge_seed, tell=_say)
-    return Ended("finished")
+    return Outcome("finished")
 
 
-def _run(job: Job, dataset: Dataset) -> Ended:
+def _run(job: Job, dataset: Dataset) -> Outcome:
     directory = Path(job.directory)
     with locked(directory, waiting=_say):  # a worker whose sweep was killed may still be saving
         pass
     if job.until is not None and _is_at(directory, job.until):
-        return Ended("paused", _value_on_the_way(job, dataset))
+        return Outcome("paused", _value_on_the_way(job, dataset))
     trackers = []
     if job.tensorboard:
         trackers.append(tracking.tensorboard(directory / "tensorboard"))
@@ -159,8 +150,8 @@ def _run(job: Job, dataset: Dataset) -> Ended:
     except Stopped:
         if job.until is None or not _is_at(directory, job.until):
             raise
-        return Ended("paused", _value_on_the_way(job, dataset))
-    return Ended("finished", None if job.metric is None else value_of(directory, job.metric))
+        return Outcome("paused", _value_on_the_way(job, dataset))
+    return Outcome("finished", None if job.metric is None else value_of(directory, job.metric))
 
 
 def _is_at(directory: Path, step: int) -> bool:
@@ -186,7 +177,7 @@ def _value_on_the_way(job: Job, dataset: Dataset) -> float | None:
     return selection.estimate(policy, judge, dataset, out=directory / rundir.SELECTION)
 
 
-_WAYS: dict[str, Callable[[Job, Dataset], Ended]] = {
+_WAYS: dict[str, Callable[[Job, Dataset], Outcome]] = {
     "world": _world,
     "judge": _judge,
     "shard": _shard,

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from neubay import published
 from neubay.config import Published
 from neubay.errors import TaskError
-from neubay.published import Category
 from neubay.tasks import names, rules
 from neubay.tasks.task import (
     ContinuousActions,
@@ -26,6 +25,7 @@ from neubay.tasks.task import (
     Reference,
     Task,
     Termination,
+    action_space,
 )
 
 # --------------------------------------------------------------------------------- the registry
@@ -103,15 +103,10 @@ def task_from_env(
         raise TaskError(
             f"environment '{env_id}' states no maximum episode length; pass horizon=..."
         )
-    actions: ContinuousActions | DiscreteActions
-    if isinstance(facts.actions, int):
-        actions = DiscreteActions(facts.actions)
-    else:
-        actions = ContinuousActions(*facts.actions)
     return Task(
         name=name or env_id,
         state_size=facts.state_size,
-        actions=actions,
+        actions=action_space(facts.discrete, facts.low, facts.high),
         horizon=horizon or facts.horizon or 1,
         env_id=env_id,
         termination=termination,
@@ -296,7 +291,7 @@ def is_built_in(task: Task) -> bool:
     return _BUILT_IN.get(task.name) is task
 
 
-def category(name: str) -> Category | None:
+def category(name: str) -> published.Category | None:
     """The paper's category of one of its datasets; none for any other dataset.
 
     Decided by the paper from how the data was collected and its mean score: low quality (random,

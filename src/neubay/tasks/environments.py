@@ -93,10 +93,13 @@ class EnvironmentFacts:
     """What can be read off an environment without stepping it."""
 
     state_size: int
-    actions: int | tuple[np.ndarray, np.ndarray]
-    """The number of discrete actions, or the bounds (low, high) of continuous ones."""
     horizon: int | None
     """T, where the environment states it."""
+    discrete: int | None = None
+    """The number of discrete actions."""
+    low: np.ndarray | None = None
+    """Of continuous actions."""
+    high: np.ndarray | None = None
 
 
 def describe(env_id: str) -> EnvironmentFacts:
@@ -111,20 +114,14 @@ def describe(env_id: str) -> EnvironmentFacts:
             f"environment '{env_id}': observations must be vectors (a 1-dimensional Box), "
             f"got {states}; wrap it with gymnasium.wrappers.FlattenObservation"
         )
-    found: int | tuple[np.ndarray, np.ndarray]
+    size, horizon = states.shape[0], None if spec is None else spec.max_episode_steps
     if isinstance(actions, gymnasium.spaces.Discrete) and actions.start == 0:
-        found = int(actions.n)
-    elif isinstance(actions, gymnasium.spaces.Box) and len(actions.shape) == 1:
-        found = (actions.low, actions.high)
-    else:
-        raise TaskError(
-            f"environment '{env_id}': actions must be a 1-dimensional Box or Discrete from 0, "
-            f"got {actions}"
-        )
-    return EnvironmentFacts(
-        state_size=states.shape[0],
-        actions=found,
-        horizon=None if spec is None else spec.max_episode_steps,
+        return EnvironmentFacts(size, horizon, discrete=int(actions.n))
+    if isinstance(actions, gymnasium.spaces.Box) and len(actions.shape) == 1:
+        return EnvironmentFacts(size, horizon, low=actions.low, high=actions.high)
+    raise TaskError(
+        f"environment '{env_id}': actions must be a 1-dimensional Box or Discrete from 0, "
+        f"got {actions}"
     )
 
 
@@ -371,40 +368,33 @@ class Bandit(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), float(paid), False, False, {"p1": self.means[1]}
 
 
-def _register(
-    name: str,
-    steps: int,
-    entry: str,
-    *,
-    correction: str = "",
-    options: dict[str, Any] | None = None,
-) -> None:
-    wrappers = (WrapperSpec(correction, f"{__name__}:{correction}", {}),) if correction else ()
-    gymnasium.register(
-        f"neubay/{name}",
-        entry,
-        max_episode_steps=steps,
-        additional_wrappers=wrappers,
-        kwargs=options,
-    )
-
-
-_MUJOCO = "gymnasium.envs.mujoco"
+_MUJOCO, _HAND = "gymnasium.envs.mujoco", "gymnasium_robotics.envs.adroit_hand"
 _CHEETAH = f"{_MUJOCO}.half_cheetah_v4:HalfCheetahEnv"
 _POSITIONS = {"exclude_current_positions_from_observation": False}
-_register("NeoRLHalfCheetah-v4", 1000, _CHEETAH, options=_POSITIONS)
-_register("NeoRLHopper-v4", 1000, f"{_MUJOCO}.hopper_v4:HopperEnv", options=_POSITIONS)
-_register("NeoRLWalker2d-v4", 1000, f"{_MUJOCO}.walker2d_v4:Walker2dEnv", options=_POSITIONS)
-_register("SafetyHalfCheetah-v4", 1000, _CHEETAH, correction="SpeedLimit", options=_POSITIONS)
 
-_HAND = "gymnasium_robotics.envs.adroit_hand"
-_register("AdroitPen-v1", 100, f"{_HAND}.adroit_pen:AdroitHandPenEnv", correction="PenDrop")
-_register("AdroitDoor-v1", 200, f"{_HAND}.adroit_door:AdroitHandDoorEnv", correction="DoorReward")
-_register(
-    "AdroitHammer-v1", 200, f"{_HAND}.adroit_hammer:AdroitHandHammerEnv", correction="HammerReward"
-)
+# id -> steps, what makes it, its correction, options
+_ENVIRONMENTS: dict[str, tuple[int, str, str | None, dict[str, Any] | None]] = {
+    "NeoRLHalfCheetah-v4": (1000, _CHEETAH, None, _POSITIONS),
+    "NeoRLHopper-v4": (1000, f"{_MUJOCO}.hopper_v4:HopperEnv", None, _POSITIONS),
+    "NeoRLWalker2d-v4": (1000, f"{_MUJOCO}.walker2d_v4:Walker2dEnv", None, _POSITIONS),
+    "SafetyHalfCheetah-v4": (1000, _CHEETAH, "SpeedLimit", _POSITIONS),
+    "AdroitPen-v1": (100, f"{_HAND}.adroit_pen:AdroitHandPenEnv", "PenDrop", None),
+    "AdroitDoor-v1": (200, f"{_HAND}.adroit_door:AdroitHandDoorEnv", "DoorReward", None),
+    "AdroitHammer-v1": (200, f"{_HAND}.adroit_hammer:AdroitHandHammerEnv", "HammerReward", None),
+    **{
+        f"AntMaze{maze.title()}-v4": (steps, f"{__name__}:AntMaze", None, {"maze": maze})
+        for maze, steps in (("umaze", 700), ("medium", 1000), ("large", 1000))
+    },
+    "Bandit-v1": (100, f"{__name__}:Bandit", None, None),
+}
 
-for _maze, _steps in (("umaze", 700), ("medium", 1000), ("large", 1000)):
-    _register(f"AntMaze{_maze.title()}-v4", _steps, f"{__name__}:AntMaze", options={"maze": _maze})
-
-_register("Bandit-v1", 100, f"{__name__}:Bandit")
+for _name, (_steps, _entry, _correction, _options) in _ENVIRONMENTS.items():
+    gymnasium.register(
+        f"neubay/{_name}",
+        _entry,
+        max_episode_steps=_steps,
+        additional_wrappers=()
+        if _correction is None
+        else (WrapperSpec(_correction, f"{__name__}:{_correction}", {}),),
+        kwargs=_options,
+    )

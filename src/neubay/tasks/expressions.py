@@ -69,10 +69,13 @@ class Expression:
     """A parsed formula. Names that are no Python names are written in backticks: `flow rate`."""
 
     text: str
-    names: frozenset[str]
-    """The names it uses."""
     _tree: ast.expr
     _quoted: Mapping[str, str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names it uses."""
+        return frozenset(name for name, _ in self.places)
 
     @property
     def places(self) -> frozenset[tuple[str, int | None]]:
@@ -149,24 +152,21 @@ def parse(text: str) -> Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
         reason = problem.msg if isinstance(problem, SyntaxError) else "it is nested too deeply"
         raise TaskError(f"'{text}' is not a formula: {reason}") from None
-    names: set[str] = set()
-    _check(tree, text, names, 0)
-    return Expression(text, frozenset(quoted.get(name, name) for name in names), tree, quoted)
+    _check(tree, text, 0)
+    return Expression(text, tree, quoted)
 
 
-def _check(node: ast.AST, text: str, names: set[str], depth: int) -> None:
-    """Refuse everything but what the module's text names, and collect the names used."""
+def _check(node: ast.AST, text: str, depth: int) -> None:
+    """Refuse everything but what the module's text names."""
     if depth > DEEPEST:
         raise TaskError(f"'{text}' is not a formula: it is nested too deeply")
-    parts: list[ast.expr]
+    parts: list[ast.expr] = []
     match node:
         case ast.Constant(value=bool() | int() | float() as number):
             if abs(number) > LARGEST:
                 raise TaskError(f"'{text[:60]}': a number above {LARGEST:g}")
-            parts = []
-        case ast.Name(id=name):
-            names.add(name)
-            parts = []
+        case ast.Name():
+            pass
         case ast.Subscript(value=ast.Name() as array, slice=index):
             _index(index, text)
             parts = [array]
@@ -195,7 +195,7 @@ def _check(node: ast.AST, text: str, names: set[str], depth: int) -> None:
                 f"comparisons, and, or, not, and {', '.join(FUNCTIONS)} can"
             )
     for part in parts:
-        _check(part, text, names, depth + 1)
+        _check(part, text, depth + 1)
 
 
 def _index(node: ast.expr, text: str = "") -> int:

@@ -10,8 +10,10 @@
 A `.py` file defines `task`, or registers exactly one.
 """
 
+import math
 import runpy
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from neubay.tasks.task import (
     DiscreteActions,
     Reference,
     Task,
+    action_space,
 )
 
 LEARNED = "learned"
@@ -55,11 +58,6 @@ class ActionSettings(Section):
         if (self.count is None) == (bounds == (None, None)) or bounds.count(None) == 1:
             raise ValueError("give the number of discrete actions, or the lists low and high")
         return self
-
-    def space(self) -> ContinuousActions | DiscreteActions:
-        if self.count is not None:
-            return DiscreteActions(self.count)
-        return ContinuousActions(np.asarray(self.low), np.asarray(self.high))
 
 
 class ReferenceSettings(Section):
@@ -137,7 +135,11 @@ def read_task(path: Path) -> Task:
         task = _from_settings(path, validated(TaskSettings, read_yaml(path), str(path)))
     else:
         raise TaskError(f"{path}: a task file is .yaml or .py")
-    _check_name(path, task)
+    if any(task.name == known.name for known in list_tasks()):
+        raise TaskError(
+            f"{path}: the name '{task.name}' is taken; give the task of the file another one, or "
+            f"use --task {task.name}"
+        )
     with _problems_of(path):
         _try_termination(task)
     return task
@@ -151,17 +153,10 @@ def fingerprint(path: Path) -> str:
         raise TaskError(f"{path}: cannot be read: {reason(problem)}") from None
 
 
-def _check_name(path: Path, task: Task) -> None:
-    if any(task.name == known.name for known in list_tasks()):
-        raise TaskError(
-            f"{path}: the name '{task.name}' is taken; give the task of the file another one, or "
-            f"use --task {task.name}"
-        )
-
-
 def _from_settings(path: Path, settings: TaskSettings) -> Task:
     try:
-        actions = settings.actions.space()
+        given = settings.actions
+        actions = action_space(given.count, given.low, given.high)
         text = settings.termination
         rule = None if text is None or text == LEARNED else parse(text)
         if rule is not None:
@@ -185,7 +180,7 @@ def _check_places(
     rule: Expression, state_size: int, actions: ContinuousActions | DiscreteActions
 ) -> None:
     """Every name has an index that exists."""
-    width = 1 if isinstance(actions, DiscreteActions) else actions.size
+    width = math.prod(actions.shape)
     sizes = {"state": state_size, "action": width, "next_state": state_size}
     for name, index in rule.places:
         if name not in sizes:
@@ -227,17 +222,13 @@ def _problems_of(path: Path) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as problem:
+        trace = traceback.extract_tb(problem.__traceback__)
+        lines = [frame.lineno for frame in trace if frame.filename == str(path)]
         if isinstance(problem, SyntaxError) and problem.filename == str(path):
-            line = problem.lineno
-        else:
-            line, trace = None, problem.__traceback__
-            while trace is not None:
-                if trace.tb_frame.f_code.co_filename == str(path):
-                    line = trace.tb_lineno
-                trace = trace.tb_next
+            lines.append(problem.lineno)
         text = problem.msg if isinstance(problem, SyntaxError) else " ".join(str(problem).split())
         kind = "" if isinstance(problem, NeubayError) else f"{type(problem).__name__}: "
-        where = f"{path}" if line is None else f"{path}, line {line}"
+        where = f"{path}, line {lines[-1]}" if lines and lines[-1] else f"{path}"
         raise TaskError(f"{where}: {kind}{text[:500]}") from None
 
 

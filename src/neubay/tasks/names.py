@@ -75,13 +75,9 @@ def interpret(name: str) -> tuple[str | None, str | None]:
         if found := re.fullmatch(pattern, plain):
             words = {key: value or "" for key, value in found.groupdict().items()}
             spelling = dataset.format(**words) if dataset else ""
-            return task.format(**words), _paper_spelling().get(spelling)
+            paper = {name.lower(): name for name in published.datasets()}  # NeoRL's have capitals
+            return task.format(**words), paper.get(spelling)
     return None, None
-
-
-def _paper_spelling() -> dict[str, str]:
-    """The paper's dataset names by their lower-case form (NeoRL's have capitals)."""
-    return {name.lower(): name for name in published.datasets()}
 
 
 def _antmaze_name(found: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -66,6 +67,15 @@ class ContinuousActions:
         return len(self.low)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one action, as environments and files have it."""
+        return self.low.shape
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, of which `action_space` makes it again."""
+        return {"low": self.low.tolist(), "high": self.high.tolist()}
+
+    @property
     def is_unit(self) -> bool:
         """The bounds are -1 and 1 already, so that nothing needs to be rescaled."""
         return bool((self.low == -1).all() and (self.high == 1).all())
@@ -87,6 +97,8 @@ class DiscreteActions:
 
     n: int
     kind: Literal["discrete"] = "discrete"
+    shape: tuple[int, ...] = ()
+    """Of one action, as environments and files have it."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MOST_DISCRETE_ACTIONS:
@@ -97,6 +109,19 @@ class DiscreteActions:
     @property
     def size(self) -> int:
         return self.n
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, of which `action_space` makes it again."""
+        return {"discrete": self.n}
+
+
+def action_space(
+    discrete: int | None = None, low: Any = (), high: Any = ()
+) -> ContinuousActions | DiscreteActions:
+    """Discrete actions by their number, or continuous ones by their bounds."""
+    if discrete is not None:
+        return DiscreteActions(discrete)
+    return ContinuousActions(np.asarray(low), np.asarray(high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +173,7 @@ class Task:
             if getattr(self, size) < 1:
                 raise TaskError(f"task '{self.name}': {size} is {getattr(self, size)}, not >= 1")
         if self.env_id is not None and self.make_env is None:
-            object.__setattr__(self, "make_env", _EnvironmentMaker(self.env_id))
+            object.__setattr__(self, "make_env", partial(_make_environment, self.env_id))
         if self.env_name is None:
             object.__setattr__(self, "env_name", self.env_id)
 
@@ -184,16 +209,11 @@ class Task:
         return 100 * (np.asarray(returns, dtype=np.float64) - self.reference.random) / span
 
 
-@dataclass(frozen=True)
-class _EnvironmentMaker:
-    """Makes an environment by id; Gymnasium is imported with the first one, not before."""
+def _make_environment(env_id: str, **options: Any) -> Any:
+    """An environment by id; Gymnasium is imported with the first one, not before."""
+    from neubay.tasks import environments
 
-    env_id: str
-
-    def __call__(self, **options: Any) -> Any:
-        from neubay.tasks import environments
-
-        return environments.make(self.env_id, **options)
+    return environments.make(env_id, **options)
 
 
 def _one_hot(actions: np.ndarray, n: int, task: str) -> Float[np.ndarray, "*batch a"]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from neubay.data.dataset import Dataset
 from neubay.errors import DatasetError, TaskError
@@ -166,53 +166,76 @@ def _roll(task: Task, behaviour: Behaviour, episodes: int | None, seed: int) -> 
             states = [
                 env.reset(seed=reset_seed(seed, started + i))[0] for i, env in enumerate(wave)
             ]
-            yield from _wave(task, behaviour, wave, states, rng)
+            played = roll(
+                task, lambda memory, inputs, _: behaviour(memory, inputs, rng), None, wave, states
+            )
+            yield from _parted(task, played)
             started += len(wave)
 
 
-def _wave(
+class Episodes(NamedTuple):
+    """E episodes as they were played, side by side; a shorter one repeats its last state."""
+
+    state: Float[np.ndarray, "rows episodes s"]  # s_0 .. s_L of the longest
+    action: Float[np.ndarray, "steps episodes a"]  # in [-1, 1] or one-hot, as policies act
+    reward: Float[np.ndarray, "steps episodes"]  # raw, in float64; zero beyond an episode's end
+    length: Int[np.ndarray, " episodes"]
+    terminal: Bool[np.ndarray, " episodes"]  # it ended in a terminal state
+
+    @property
+    def live(self) -> Bool[np.ndarray, "steps episodes"]:
+        """Which steps happened."""
+        return np.arange(len(self.reward))[:, None] < self.length
+
+
+def roll(
     task: Task,
-    behaviour: Behaviour,
+    act: Callable[[Any, AgentInput, int], tuple[Any, Any]],
+    memory: Any,
     environments: list[Any],
     observations: list[Any],
-    rng: np.random.Generator,
-) -> list[Episode]:
-    """One episode in each environment, from the given first observations to its end."""
+) -> Episodes:
+    """One episode in each environment, from the given first observations to its end; `act` is
+    given the memory, what the agent sees, and the number of the step."""
     count = len(environments)
     state = np.stack([_flat(observation) for observation in observations])
     last_action = np.zeros((count, task.actions.size), np.float32)
     last_reward = np.zeros(count, np.float32)
-    states = [[row] for row in state]
-    actions: list[list[Any]] = [[] for _ in range(count)]
-    rewards: list[list[float]] = [[] for _ in range(count)]
-    terminals: list[list[bool]] = [[] for _ in range(count)]
+    states, actions, rewards = [state], [], []
+    lengths, terminal = np.zeros(count, np.int64), np.zeros(count, bool)
     live = np.ones(count, bool)
-    memory: Any = None
     for step in range(task.horizon):
         inputs = AgentInput(state, last_action, last_reward, np.full(count, step == 0))
-        memory, chosen = behaviour(memory, inputs, rng)
-        last_action = np.asarray(chosen, np.float32)
+        memory, chosen = act(memory, inputs, step)
+        last_action, paid = np.array(chosen, np.float32), np.zeros(count)
         commands = task.from_unit(last_action)
         state, last_reward = state.copy(), last_reward.copy()
         for i in np.flatnonzero(live).tolist():
-            observation, reward, terminated, truncated, _ = environments[i].step(commands[i])
-            state[i] = _flat(observation)
-            last_reward[i] = float(reward) + task.reward_shift
-            states[i].append(state[i].copy())
-            actions[i].append(commands[i])
-            rewards[i].append(float(reward))
-            terminals[i].append(bool(terminated))
-            live[i] = not (terminated or truncated)
+            observation, reward, terminal[i], truncated, _ = environments[i].step(commands[i])
+            state[i], paid[i] = _flat(observation), float(reward)
+            last_reward[i] = paid[i] + task.reward_shift
+            lengths[i] = step + 1
+            live[i] = not (terminal[i] or truncated)
+        states.append(state)
+        actions.append(last_action)
+        rewards.append(paid)
         if not live.any():
             break
-    return [
-        Episode(np.stack(s), np.stack(a), np.asarray(r, np.float32), np.asarray(d))
-        for s, a, r, d in zip(states, actions, rewards, terminals, strict=True)
-    ]
+    return Episodes(np.stack(states), np.stack(actions), np.stack(rewards), lengths, terminal)
 
 
 def _flat(observation: Any) -> Float[np.ndarray, " s"]:
     return np.asarray(observation, np.float32).reshape(-1)
+
+
+def _parted(task: Task, played: Episodes) -> Iterator[Episode]:
+    """Episodes that were played side by side, one by one."""
+    commands = task.from_unit(played.action)
+    for i, steps in enumerate(played.length.tolist()):
+        terminals = np.zeros(steps, bool)
+        terminals[-1] = played.terminal[i]
+        rewards = played.reward[:steps, i].astype(np.float32)
+        yield Episode(played.state[: steps + 1, i], commands[:steps, i], rewards, terminals)
 
 
 def _dataset(task: Task, rolled: list[Episode], name: str) -> Dataset:

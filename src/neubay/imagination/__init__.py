@@ -10,11 +10,12 @@ layout.py     the steps of a batch -> rows of a tape
 from neubay.imagination.batch import shrinking_widths
 from neubay.imagination.branches import Branches, branch, draw_histories, draw_members
 from neubay.imagination.layout import Rollouts
-from neubay.imagination.protocols import Dynamics, HistoryPolicy, Posterior
+from neubay.imagination.protocols import ActingPolicy, Dynamics, HistoryPolicy, Posterior
 from neubay.imagination.rollout import imagine, steps_of_rollouts
 from neubay.imagination.rules import Ending, Rules
 
 __all__ = [
+    "ActingPolicy",
     "Branches",
     "Dynamics",
     "Ending",

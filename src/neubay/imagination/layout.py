@@ -22,16 +22,19 @@ class Rollouts(NamedTuple):
 
     def record(self) -> dict[str, float]:
         """Horizons and endings as plain numbers, for a metrics file."""
-        quantiles = np.quantile(self.length, (0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
-        record = {
+        quantiles = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
+        return {
             "horizon_mean": float(self.length.mean()),
             "uncertainty_max": float(self.uncertainty.max()),
+            **{
+                f"horizon_{name}": float(np.quantile(self.length, share))
+                for name, share in quantiles.items()
+            },
+            **{
+                f"ended_{ending.name.lower()}": float(np.mean(self.ending == ending))
+                for ending in list(Ending)[1:]
+            },
         }
-        for name, value in zip(("p5", "p25", "p50", "p75", "p95", "max"), quantiles, strict=True):
-            record[f"horizon_{name}"] = float(value)
-        for ending in list(Ending)[1:]:
-            record[f"ended_{ending.name.lower()}"] = float(np.mean(self.ending == ending))
-        return record
 
 
 def lay_out(branches: Branches, rules: Rules, record: Steps) -> Rollouts:

@@ -56,19 +56,24 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
-class HistoryPolicy(Protocol):
+class ActingPolicy(Protocol):
     """A policy as functions of explicit memory."""
 
     def initial(self, batch: int) -> Memory:
         """Memory before anything was seen."""
         ...
 
-    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> Memory:
-        """Memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
-        ...
-
     def act(
         self, memory: Memory, inputs: AgentInput, keys: Key[Array, " k"]
     ) -> tuple[Memory, Float[Array, "k a"]]:
         """Read one row, leaves (k, ...), and choose the action there."""
+        ...
+
+
+@runtime_checkable
+class HistoryPolicy(ActingPolicy, Protocol):
+    """A policy that reads histories."""
+
+    def recall(self, history: AgentInput, length: Int[Array, " k"]) -> Memory:
+        """Memory after rows 0 .. length - 1 of each history, leaves (rows, k, ...)."""
         ...

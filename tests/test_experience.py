@@ -9,9 +9,9 @@ import pytest
 from helpers.known_worlds import untrained
 from helpers.small_runs import swings, tiny
 from neubay import algorithm, experience, imagination
+from neubay.agents import Agent
 from neubay.config import AgentConfig, settle
-from neubay.data.dataset import Dataset
-from neubay.experience import Imagined, Recorded, batch_shape
+from neubay.experience import Imagined, batch_shape
 from neubay.imagination import Rollouts
 from neubay.replay import BatchShape
 from neubay.runs.checkpoints import Checkpoints
@@ -19,10 +19,11 @@ from neubay.tape import Prefix, slice_rows
 from neubay.tasks import get_task
 
 
-class Idle:
+class Idle(Agent):
     """An agent that learns nothing."""
 
-    config = AgentConfig()
+    def __init__(self) -> None:
+        super().__init__(state_size=1, action_size=1, config=AgentConfig())
 
     def init(self, key: Any, constants: Any = None) -> dict:
         return {"w": np.zeros(1)}
@@ -30,18 +31,7 @@ class Idle:
     def update(self, state: Any, tapes: Any) -> tuple[Any, dict]:
         return state, {"loss": 0.0}
 
-    def warm(self, state: Any) -> Any:
-        return state
-
-    def warm_update(self, state: Any, tapes: Any) -> tuple[Any, dict]:
-        return state, {}
-
-    def warmed(self, state: Any) -> Any:
-        return state
-
     def policy(self, state: Any, deterministic: bool) -> None: ...
-
-    def values(self, state: Any, tapes: Any) -> Any: ...
 
 
 def test_transitions_are_counted_those_of_the_history_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +55,10 @@ def test_steps_are_rounded_up_each_time_that_is_gathered(
 ) -> None:
     done: list[str] = []
 
-    class Gathering(Recorded):
-        def __init__(self, dataset: Dataset, *_: Any) -> None:
-            super().__init__(dataset)
+    class Gathering:
+        replay = None
+
+        def __init__(self, *_: Any) -> None: ...
 
         def warm_start(self, agent: Any, state: Any, shape: Any) -> Any:
             return state

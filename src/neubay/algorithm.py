@@ -20,7 +20,8 @@ from neubay.agents.divergence import refuse_divergence
 from neubay.config import TrainConfig, known
 from neubay.data.dataset import Dataset
 from neubay.evaluation import Keep, score
-from neubay.experience import Imagined, Recorded, batch_shape, constants
+from neubay.experience import Imagined, batch_shape, constants
+from neubay.replay import Replay
 from neubay.runs.checkpoints import SLICE, Checkpoint, Checkpoints, fill
 from neubay.runs.files import arrays_of
 from neubay.runs.tracking import Tracker, clock
@@ -60,7 +61,7 @@ def train_agent(
     shape, every = batch_shape(task, config), max(steps // config.evaluation.evaluations, 1)
     most = max(min(UPDATES_PER_CALL, ROWS_PER_CALL // shape.size), 1)
     begun = agent.init(jax.random.key(seed), constants(dataset, config.agent))
-    state, at = resume(begun, experience, steps, checkpoints)
+    state, at = resume(begun, experience.replay, steps, checkpoints)
     state = state if at.iteration else experience.warm_start(agent, state, shape)
     while at.step < steps:
         if at.due < 1:
@@ -86,7 +87,7 @@ def train_agent(
                     at.evaluation = score(agent, state, task, config, at.step, keep)
                 if at.evaluation is not None:
                     track(at.evaluation)
-        pause(state, experience, at, steps, checkpoints)
+        pause(state, experience.replay, at, steps, checkpoints)
     return Trained(agent, state, at.evaluation, at.metrics, at.seconds)
 
 
@@ -109,15 +110,15 @@ class Position:
 
 
 def resume(
-    state: AgentState, experience: Imagined | Recorded, steps: int, checkpoints: Checkpoints
+    state: AgentState, replay: Replay | None, steps: int, checkpoints: Checkpoints
 ) -> tuple[AgentState, Position]:
-    """State and position of the last checkpoint, its experience loaded; or else of the start."""
+    """State and position of the last checkpoint, its replay loaded; or else of the start."""
 
     def use(checkpoint: Checkpoint) -> tuple[AgentState, Position]:
         slices, at = checkpoint.slices(), Position(**checkpoint.note)
         resumed = fill(state, next(slices))
-        if at.step < steps:
-            experience.load(slices)
+        if replay is not None and at.step < steps:
+            replay.load(slices)
         return resumed, at
 
     resumed = checkpoints.resume(use)
@@ -128,11 +129,7 @@ def resume(
 
 
 def pause(
-    state: AgentState,
-    experience: Imagined | Recorded,
-    at: Position,
-    steps: int,
-    checkpoints: Checkpoints,
+    state: AgentState, replay: Replay | None, at: Position, steps: int, checkpoints: Checkpoints
 ) -> None:
     """Keep the agent if it scored best, and a checkpoint if one is due; the last has no replay."""
     ended, scored = at.step >= steps, at.evaluation or {"step": None}
@@ -144,7 +141,7 @@ def pause(
             f"{at.step:09d}-{at.iteration:07d}",
             lambda: (
                 dataclasses.asdict(at),
-                chain([arrays_of(state)], () if ended else experience.slices(SLICE)),
+                chain([arrays_of(state)], () if ended or replay is None else replay.slices(SLICE)),
             ),
             last=ended,
         )

@@ -1,7 +1,6 @@
-"""Where the tapes of a gradient step come from: imagination by way of the replay, or the data."""
+"""Where the tapes of a gradient step come from: imagination by way of the replay."""
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from neubay.errors import ConfigError, WorldError
 from neubay.imagination import Rules
 from neubay.replay import BatchShape, Replay, discounted_returns, sample_data
 from neubay.runs.signals import stop_if_signalled
-from neubay.tape import Prefix, Tape, tape_length
+from neubay.tape import Tape, tape_length
 from neubay.tasks import Task
 from neubay.world import FittedWorld, ended_by, fit_scaler
 
@@ -52,18 +51,13 @@ def batch_shape(task: Task, config: TrainConfig) -> BatchShape:
         tape = config.agent.tape or tape_length(task.horizon)
         rows = config.agent.burn_in + window + 1  # the last one is a successor only
         return BatchShape(rows, max(tape // window, 1), config.agent.burn_in)
-    return BatchShape(_tape_rows(task, config))
-
-
-def _tape_rows(task: Task, config: TrainConfig) -> int:
-    if config.agent.tape is None:
-        return tape_length(task.horizon)
-    if config.agent.tape <= task.horizon:
+    rows = config.agent.tape or tape_length(task.horizon)
+    if rows <= task.horizon:
         raise ConfigError(
-            f"agent.tape is {config.agent.tape}, but an episode of '{task.name}' has up to "
+            f"agent.tape is {rows}, but an episode of '{task.name}' has up to "
             f"T = {task.horizon} steps, and a tape must hold it whole; set it above, or to None"
         )
-    return config.agent.tape
+    return BatchShape(rows)
 
 
 def constants(dataset: Dataset, config: AgentConfig) -> Standardiser | None:
@@ -134,29 +128,3 @@ class Imagined:
             state, _ = agent.warm_update(state, tapes)
             stop_if_signalled()
         return agent.warmed(state)
-
-    def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """All that was gathered and is still held, in slices of about `size` bytes."""
-        return self.replay.slices(size)
-
-    def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Restore what `slices` returned."""
-        self.replay.load(slices)
-
-
-class Recorded:
-    """Experience for behaviour cloning: the data as it is, or these parts of it."""
-
-    def __init__(self, dataset: Dataset, parts: Prefix | None = None) -> None:
-        self.dataset, self.parts = dataset, parts
-
-    def sample(self, rng: np.random.Generator, batches: int, shape: BatchShape) -> Tape:
-        """Batches of episodes of the data, whole or in windows."""
-        return sample_data(self.dataset, rng, batches, shape, parts=self.parts)
-
-    def slices(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Nothing: the data is not part of a checkpoint."""
-        return iter(())
-
-    def load(self, slices: Iterable[dict[str, np.ndarray]]) -> None:
-        """Nothing to restore."""

@@ -87,10 +87,7 @@ class Replay:
 
     def add(self, prefix: Prefix, rollouts: Rollouts) -> None:
         """Add K trajectories: histories of the dataset, and what was imagined from them."""
-        self._append(prefix, rollouts.length + 1, rollouts.rows)
-
-    def _append(self, prefix: Prefix, imagined: Int[np.ndarray, " k"], rows: Tape) -> None:
-        """Add histories with so many imagined rows each, which lie end to end in `rows`."""
+        rows, imagined = rollouts.rows, rollouts.length + 1
         if (rows.penalty is not None) != self.penalised:
             raise ValueError("rows carry a penalty if and only if the replay is penalised")
         first, real = np.asarray(prefix.first), np.asarray(prefix.length)

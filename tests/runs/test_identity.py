@@ -15,7 +15,6 @@ from neubay.agents import redq
 from neubay.config import TrainConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, NeubayError, RunError, TrainingError, WorldError
-from neubay.experience import Recorded
 from neubay.runs import checkpoints, rundir
 from neubay.tasks import get_task
 
@@ -92,11 +91,11 @@ def test_a_score_that_is_no_number_is_never_the_best(
     data: Dataset, config: TrainConfig, tmp_path: Path
 ) -> None:
     kept = checkpoints.Checkpoints(tmp_path / "checkpoints", tell=print)
-    state, at, nothing = {"w": jnp.zeros(2)}, algorithm.Position(), Recorded(data)
+    state, at = {"w": jnp.zeros(2)}, algorithm.Position()
     found = []
     for step, mean in enumerate([math.nan, 1.0, math.nan, 0.5, 2.0], start=1):
         at.step, at.evaluation = step, {"step": step, "return_mean": mean}
-        algorithm.pause(state, nothing, at, 10, kept)
+        algorithm.pause(state, None, at, 10, kept)
         found.append([path.name for path in (tmp_path / "checkpoints").glob("best-*")])
     assert found == [[], *[["best-000000002"]] * 3, ["best-000000005"]] and at.best == 2.0
 

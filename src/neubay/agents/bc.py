@@ -33,7 +33,6 @@ from neubay.agents.networks import (
     Head,
     Histories,
     Network,
-    RecurrentPolicy,
     before_tanh,
     generator,
     imitation,
@@ -103,10 +102,6 @@ class Imitator(RecurrentAgent):
     def any_action(self) -> float:
         """Log-density of an action of which nothing is known."""
 
-    @abc.abstractmethod
-    def policy(self, state: AgentState, deterministic: bool) -> RecurrentPolicy:
-        """The imitator as imagination and evaluation see it."""
-
     @property
     def optimiser(self) -> optax.GradientTransformation:
         return network_optimiser(self.config, decay=True)
@@ -133,9 +128,9 @@ class Imitator(RecurrentAgent):
         }
         return AgentState(actor, optimiser), metrics
 
-    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows *slots"]:
+    def tape_values(self, state: AgentState, tape: Tape) -> Float[Array, "rows *slots"]:
         """NaN: an imitator has no critic."""
-        return jnp.full(tapes.reward.shape, jnp.nan)
+        return jnp.full(tape.reward.shape, jnp.nan)
 
 
 class Agent(Imitator):

@@ -11,7 +11,6 @@ Both networks run over the tape once: Q at row t serves its own loss and the cho
 t - 1. In imagination the policy is epsilon-greedy, epsilon falling with the gradient steps.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -19,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from neubay.agents.layers import Standardiser
@@ -191,19 +189,9 @@ class Agent(RecurrentAgent):
         """The greedy policy, or the one that explores as much as is due at this step."""
         return EpsilonGreedy(state.network, epsilon(self.config, state.step), deterministic)
 
-    @partial(jax.jit, static_argnums=0)
-    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows *slots"]:
-        """Q(h_t, a_t) at the tapes' own actions.
-
-        A row that is no transition has no action, and its value means nothing.
-        """
-
-        def one_tape(tape: Tape) -> Float[Array, "rows *slots"]:
-            histories, tape = read(tape, 0)
-            q = (state.network(histories) * tape.action).sum(axis=-1)
-            return self.value_unit * q
-
-        return lax.map(one_tape, tapes)
+    def tape_values(self, state: AgentState, tape: Tape) -> Float[Array, "rows *slots"]:
+        histories, tape = read(tape, 0)
+        return self.value_unit * (state.network(histories) * tape.action).sum(axis=-1)
 
 
 def epsilon(config: AgentConfig, step: Int[Array, ""]) -> Float[Array, ""]:

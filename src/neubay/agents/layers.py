@@ -70,11 +70,6 @@ def _centred(x: Float[Array, "*batch features"]) -> Float[Array, "*batch feature
     return x - x.mean(axis=-1, keepdims=True)
 
 
-def _unit_variance(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """The second half of a LayerNorm: `x` is centred already."""
-    return x * lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
-
-
 class LayerNorm(eqx.Module):
     """Zero mean and unit variance over the last axis, then a trained scale and shift."""
 
@@ -90,7 +85,8 @@ class LayerNorm(eqx.Module):
 
     def of_centred(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
         """The same where the mean is zero already, as after `Linear.centred`."""
-        return _unit_variance(x) * self.scale + self.shift
+        unit_variance = x * lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
+        return unit_variance * self.scale + self.shift
 
     def activate(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
         """LayerNorm -> leaky ReLU of the output of a centred Linear."""

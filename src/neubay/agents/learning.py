@@ -1,5 +1,6 @@
 """What agents share in learning: how rows are weighed, targets, the optimiser, and updates."""
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from neubay.agents.layers import Standardiser, float32
 from neubay.config import AgentConfig, known
@@ -172,7 +173,8 @@ def q_metrics(kinds: Kinds, q: Float[Array, "rows *slots"]) -> Metrics:
 
 @dataclass(frozen=True)
 class RecurrentAgent:
-    """An agent's sizes and settings. What it has learned is an `AgentState` of its own kind."""
+    """An agent's sizes and settings. What it has learned is a state of its own kind: a pytree of
+    all that training changes."""
 
     state_size: int
     action_size: int
@@ -204,9 +206,18 @@ class RecurrentAgent:
     def value_unit(self) -> float:
         return known(self.config.value_unit)
 
+    @abc.abstractmethod
+    def init(self, key: PRNGKeyArray, constants: Standardiser | None = None) -> Any:
+        """Networks before training; `constants` standardise their inputs, where the settings want
+        that."""
+
+    @abc.abstractmethod
+    def policy(self, state: Any, deterministic: bool) -> Any:
+        """The policy for imagination and evaluation: `initial`, `recall`, `act`."""
+
+    @abc.abstractmethod
     def gradient_step(self, state: Any, tape: Tape) -> tuple[Any, Metrics]:
         """One gradient step on one tape."""
-        raise NotImplementedError
 
     def warm(self, state: Any) -> Any:
         """The state at the beginning of a warm start."""
@@ -220,6 +231,19 @@ class RecurrentAgent:
         """One gradient step of a warm start. The batch has only the data, and its rewards less
         their penalties are returns, after which nothing follows (`replay.sample_data`)."""
         raise NotImplementedError
+
+    @abc.abstractmethod
+    def tape_values(self, state: Any, tape: Tape) -> Float[Array, "rows *slots"]:
+        """Q(h_t, a_t) at a tape's own actions, the mean over heads where there are several; NaN
+        where there is no critic."""
+
+    @partial(jax.jit, static_argnums=0)
+    def values(self, state: Any, tapes: Tape) -> Float[Array, "batches rows *slots"]:
+        """Q(h_t, a_t) at the tapes' own actions.
+
+        A row that is no transition has no action, and its value means nothing.
+        """
+        return lax.map(partial(self.tape_values, state), tapes)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def update(self, state: Any, tapes: Tape) -> tuple[Any, Metrics]:

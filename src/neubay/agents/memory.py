@@ -27,7 +27,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from neubay.agents.layers import LayerNorm, Linear, Standardiser, float32, matmul
 from neubay.devices import choices
-from neubay.devices.choices import Scan
 from neubay.tape import AnyArray
 
 _RECALL_ROWS = 64
@@ -69,7 +68,7 @@ def _recur(
     drive: Complex,
     start: Bool[Array, "rows *batch"],
     initial: Complex,
-    scan: Scan,
+    scan: choices.Scan,
     reverse: bool = False,
 ) -> Complex:
     """The memory at every row, in time order or against it."""
@@ -100,7 +99,7 @@ def linear_recurrence(
     drive: Complex,
     start: Bool[Array, "rows *batch"],
     initial: Complex,
-    scan: Scan,
+    scan: choices.Scan,
 ) -> Complex:
     """h_t = drive_t + decay * h_{t-1} for every row, with h_{-1} = initial, reset at starts.
 
@@ -111,13 +110,13 @@ def linear_recurrence(
 
 
 def _forward(
-    decay: Complex, drive: Complex, start: Array, initial: Complex, scan: Scan
+    decay: Complex, drive: Complex, start: Array, initial: Complex, scan: choices.Scan
 ) -> tuple[Complex, tuple]:
     memory = _recur(decay, drive, start, initial, scan)
     return memory, (decay, start, initial, memory)
 
 
-def _backward(scan: Scan, saved: tuple, cotangent: Complex) -> tuple:
+def _backward(scan: choices.Scan, saved: tuple, cotangent: Complex) -> tuple:
     decay, start, initial, memory = saved
     # What a row's memory did to the rows after it comes back until the next start.
     next_starts = jnp.concatenate([start[1:], jnp.ones_like(start[:1])])
@@ -253,7 +252,7 @@ class Encoder(eqx.Module):
         self,
         inputs: Float[Array, "rows *batch into"],
         start: Bool[AnyArray, "rows *batch"],
-        scan: Scan | None = None,
+        scan: choices.Scan | None = None,
     ) -> Float[Array, "rows *batch width"]:
         """Features of every row of a tape."""
         return self.unroll(self.initial(*start.shape[1:]), inputs, start, scan)[1]
@@ -263,7 +262,7 @@ class Encoder(eqx.Module):
         memory: EncoderMemory,
         inputs: Float[Array, "rows *batch into"],
         start: Bool[AnyArray, "rows *batch"],
-        scan: Scan | None = None,
+        scan: choices.Scan | None = None,
     ) -> tuple[EncoderMemory, Float[Array, "rows *batch width"]]:
         """Continue from `memory` over many rows: the memory after each row, and its features."""
         start, scan = jnp.asarray(start), scan or choices.recurrence()

@@ -16,7 +16,6 @@ the error beyond which Huber's loss is linear.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import equinox as eqx
@@ -248,19 +247,10 @@ class Agent(RecurrentAgent):
     def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
         return GaussianPolicy(state.actor, deterministic)
 
-    @partial(jax.jit, static_argnums=0)
-    def values(self, state: AgentState, tapes: Tape) -> Float[Array, "batches rows *slots"]:
-        """Q(h_t, a_t) at the tapes' own actions, the mean over heads.
-
-        A row that is no transition has no action, and its value means nothing.
-        """
-
-        def one_tape(tape: Tape) -> Float[Array, "rows *slots"]:
-            histories, tape = read(tape, 0)
-            features = histories.features(state.critic.encoder)
-            return self.value_unit * _q(state.critic.head, features, tape.action).mean(axis=0)
-
-        return lax.map(one_tape, tapes)
+    def tape_values(self, state: AgentState, tape: Tape) -> Float[Array, "rows *slots"]:
+        histories, tape = read(tape, 0)
+        features = histories.features(state.critic.encoder)
+        return self.value_unit * _q(state.critic.head, features, tape.action).mean(axis=0)
 
 
 class Fitted(NamedTuple):

@@ -25,8 +25,8 @@ from neubay.cloning.held_out import HeldOut, held_out, split
 from neubay.config import VARIANTS, TrainConfig, known, updated
 from neubay.data.dataset import Dataset
 from neubay.evaluation import Keep, score
-from neubay.experience import Recorded, batch_shape, constants
-from neubay.replay import BatchShape
+from neubay.experience import batch_shape, constants
+from neubay.replay import BatchShape, sample_data
 from neubay.runs.checkpoints import Checkpoints
 from neubay.runs.tracking import Tracker, clock
 from neubay.tasks import Task
@@ -132,7 +132,7 @@ class Cloning:
     ) -> None:
         self.dataset, self.config, self.past_actions = dataset, config, past_actions
         parts = split(dataset, config.seed)
-        self.experience = Recorded(dataset, parts.training)
+        self.training = parts.training
         self.unseen: HeldOut = jax.tree.map(jnp.asarray, held_out(dataset, parts))
         self.candidates = [self._begin(each) for each in _settings(config)]
 
@@ -161,7 +161,7 @@ class Cloning:
         config, steps = self.config, known(self.config.agent.steps)
         between = max(steps // config.evaluation.evaluations, 1)
         progress = [each.progress for each in self.candidates]
-        progress, at = resume(progress, self.experience, steps, checkpoints)
+        progress, at = resume(progress, None, steps, checkpoints)
         for each, resumed in zip(self.candidates, progress, strict=True):
             each.progress = resumed
         most = min(ROWS_PER_CALL // each.shape.size for each in self.candidates)
@@ -180,7 +180,7 @@ class Cloning:
                 if at.evaluation is not None:
                     track(at.evaluation)
             progress = [each.progress for each in self.candidates]
-            pause(progress, self.experience, at, at.step if ended else steps, checkpoints)
+            pause(progress, None, at, at.step if ended else steps, checkpoints)
         return at
 
     def _advance(
@@ -190,7 +190,8 @@ class Cloning:
         steps = known(self.config.agent.steps)
         rng = np.random.default_rng([self.config.seed, self.candidates.index(candidate), before])
         with clock(at.seconds, "sampling"):
-            tapes = self.experience.sample(rng, at.step - before, candidate.shape)
+            count, shape = at.step - before, candidate.shape
+            tapes = sample_data(self.dataset, rng, count, shape, parts=self.training)
         with clock(at.seconds, "updates"):
             state, losses = update(candidate.agent, candidate.progress.state, tapes)
             numbers = {name: float(value) for name, value in losses.items()}
@@ -220,10 +221,8 @@ class Cloning:
 
     def record(self) -> dict[str, float]:
         """Likelihoods of the candidates as plain numbers."""
-        found: dict[str, float] = {}
-        for candidate in self.candidates:
-            found |= candidate.record(self.unseen)
-        return found
+        records = [candidate.record(self.unseen) for candidate in self.candidates]
+        return {name: value for record in records for name, value in record.items()}
 
 
 def _without_actions(inputs: Standardiser | None, task: Task) -> Standardiser | None:

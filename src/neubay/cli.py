@@ -107,10 +107,9 @@ def _joined(arguments: list[str]) -> list[str]:
 def _overview(arguments: list[str]) -> int:
     """Help for no command, a group of commands, or a word that is no command."""
     wanted = [word for word in arguments if not word.startswith("-")][:2]
-    asked_for_help = not wanted or "-h" in arguments or "--help" in arguments
     group = [name for name in COMMANDS if wanted and name.split()[0] == wanted[0]]
-    if group and (len(wanted) == 1 or asked_for_help):
-        asked_for_help = True
+    named_group = bool(group) and len(wanted) == 1
+    asked_for_help = not wanted or named_group or "-h" in arguments or "--help" in arguments
     console = Console(stderr=not asked_for_help)
     if not asked_for_help:
         name = " ".join(wanted)

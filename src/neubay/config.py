@@ -595,18 +595,23 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     config = updated(TrainConfig(), _PAPER_BENCHMARKS[published.benchmark])
     if name == "cpu":
         return updated(config, _CPU_BANDIT)
-    agent: dict[str, Any] = {}
-    if published.discrete:
-        agent["algorithm"] = "dqn"
-    if published.encoder_lr is not None:
-        agent["encoder_lr"] = published.encoder_lr
-    if published.kappa is not None:
-        agent["kappa"] = published.kappa
-    if published.fixed_alpha is not None:
-        agent |= {"alpha": published.fixed_alpha, "tune_alpha": False}
-    world = {"max_epochs": published.max_epochs} if published.max_epochs is not None else {}
-    config = updated(config, {"agent": agent, "world": world})
-    return config
+    fixed: dict[str, dict[str, Any]] = {
+        "world": {"max_epochs": published.max_epochs},
+        "agent": {
+            "algorithm": "dqn" if published.discrete else None,
+            "encoder_lr": published.encoder_lr,
+            "kappa": published.kappa,
+            "alpha": published.fixed_alpha,
+            "tune_alpha": None if published.fixed_alpha is None else False,
+        },
+    }
+    return updated(
+        config,
+        {
+            section: {name: value for name, value in values.items() if value is not None}
+            for section, values in fixed.items()
+        },
+    )
 
 
 # The method and its relatives, assembled from the same code for comparison at equal budget.

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from neubay.runs.files import atomic_write_json, read_json, tree_hash
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.runs.tracking import Tracker
 from neubay.runs.values import finite
 from neubay.tasks import published_settings
 from neubay.world import FittedWorld
@@ -201,7 +201,7 @@ def run(
     fitted: FittedWorld | None = None,
     about: dict[str, Any] | None = None,
     select: SelectionConfig | None = None,
-    trackers: tuple[Tracker, ...] = (),
+    trackers: tuple[tracking.Tracker, ...] = (),
     world_progress: WorldProgress | None = None,
     stage_progress: StageProgress = lambda stage, share: None,
     checkpoint_seconds: float = EVERY,
@@ -242,7 +242,7 @@ def run(
             world.tell_choice(dataset, config.world, tell)
             fitted, seconds["world"] = _world(dataset, config, directory, fitted, shown)
         track = tracking.together([tracking.json_lines(metrics), halt, *trackers])
-        how = config, track, checkpoints, _keeper(dataset, directory), update
+        how = config, track, checkpoints, partial(_keep, dataset, directory), update
         within = fitted if needs_world else None
         trained = clone(dataset, *how) if within is None else train_agent(dataset, within, *how)
         about_it = dataset, fitted, config, trained, directory
@@ -283,14 +283,10 @@ class _Halt:
         return self.by_signal() or self.reached
 
 
-def _keeper(dataset: Dataset, directory: Path) -> Callable[[Agent, AgentState, int], None]:
-    """Keeps the policy at every evaluation point, as a small file."""
-
-    def keep(agent: Agent, state: AgentState, step: int) -> None:
-        policy = Policy.trained_on(dataset, agent, state)
-        policy.save(directory / rundir.POLICIES / f"{step:09d}.npz")
-
-    return keep
+def _keep(dataset: Dataset, directory: Path, agent: Agent, state: AgentState, step: int) -> None:
+    """Keep the policy of an evaluation point, as a small file."""
+    policy = Policy.trained_on(dataset, agent, state)
+    policy.save(directory / rundir.POLICIES / f"{step:09d}.npz")
 
 
 def _select(

@@ -9,7 +9,7 @@ import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
@@ -56,12 +56,9 @@ class Archive:
     """The names of the columns that were recorded with the data, where they were."""
 
 
-@contextmanager
-def open_archive(path: Path) -> Iterator[Archive]:
+def open_archive(path: Path) -> AbstractContextManager[Archive]:
     """The arrays of an HDF5 or npz file, whatever its name ends in."""
-    opened = _open_hdf5(path) if _kind(path) == "hdf5" else _open_npz(path)
-    with opened as archive:
-        yield archive
+    return _open_hdf5(path) if _kind(path) == "hdf5" else _open_npz(path)
 
 
 def _kind(path: Path) -> str:
@@ -304,9 +301,7 @@ class _NpzValues:
 
     def __init__(self, path: Path, key: str, file: zipfile.ZipFile) -> None:
         self._path, self._key, self._file = path, key, file
-        self._stream = self._open()
-        self.shape, self._column_major, self.dtype = self._read_header()
-        self._next_row = 0
+        self._begin()
         if self.dtype.hasobject:
             raise DatasetError(
                 f"{path}: '{key}' holds pickled Python objects, which are never loaded. "
@@ -318,6 +313,18 @@ class _NpzValues:
         member = file.getinfo(f"{key}.npy")
         _refuse_absurd_size(path, key, max(size, member.file_size), member.compress_size)
 
+    def _begin(self) -> None:
+        """Open the array before its first row: after its header."""
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        self._stream, self._next_row = self._file.open(f"{self._key}.npy"), 0
+        version = np.lib.format.read_magic(self._stream)
+        if version not in readers:
+            raise ValueError(f"version {version} of the npy format holds no plain numbers")
+        self.shape, self._column_major, self.dtype = readers[version](self._stream)
+
     def __getitem__(self, rows: slice) -> np.ndarray:
         begin, end, _ = rows.indices(self.shape[0])
         with damage_reported(self._path, self._key):
@@ -326,9 +333,7 @@ class _NpzValues:
     def _read(self, begin: int, end: int) -> np.ndarray:
         if begin < self._next_row:
             self._stream.close()
-            self._stream = self._open()
-            self._read_header()
-            self._next_row = 0
+            self._begin()
         for skipped, upto in spans(begin - self._next_row, BLOCK_ROWS):
             self._bytes(upto - skipped)
         data = self._bytes(end - begin)
@@ -346,16 +351,3 @@ class _NpzValues:
         if len(data) < wanted:
             raise EOFError("it ends too early")
         return data
-
-    def _open(self) -> Any:
-        return self._file.open(f"{self._key}.npy")
-
-    def _read_header(self) -> tuple[tuple[int, ...], bool, np.dtype]:
-        readers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        version = np.lib.format.read_magic(self._stream)
-        if version not in readers:
-            raise ValueError(f"version {version} of the npy format holds no plain numbers")
-        return readers[version](self._stream)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from neubay.data.findings import Finding, Severity, Tally, error
 from neubay.data.layout import as_float32, not_action_numbers, outside_bounds
 from neubay.data.plausibility import ActionUse, FarValues, Repeats
-from neubay.data.rows import BLOCK_ROWS, Block, Column, Flags, Rows
+from neubay.data.rows import BLOCK_ROWS, Block, Flags, Rows
 from neubay.tasks import DiscreteActions, Task
 
 TOLERATED_CONTRADICTIONS = 1e-4
@@ -50,28 +50,23 @@ class NotFinite:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._tallies = {column.key: Tally() for column in self._columns(rows)}
-
-    @staticmethod
-    def _columns(rows: Rows) -> list[Column]:
-        columns = (rows.states, rows.actions, rows.rewards, rows.next_states)
-        return [column for column in columns if column is not None]
+        columns = ("states", "actions", "rewards", "next_states")
+        self._tallies = {name: Tally() for name in columns if getattr(rows, name) is not None}
 
     def see(self, block: Block) -> None:
-        arrays = (block.states, block.actions, block.rewards, block.next_states)
-        present = [array for array in arrays if array is not None]
-        for tally, values in zip(self._tallies.values(), present, strict=True):
+        for name, tally in self._tallies.items():
+            values = getattr(block, name)
             finite = np.isfinite(as_float32(values))
             if not finite.all():
                 bad = ~finite.reshape(len(values), -1).all(axis=1)
                 tally.add(np.flatnonzero(bad) + block.begin)
 
     def findings(self) -> Iterator[Finding]:
-        for key, tally in self._tallies.items():
+        for name, tally in self._tallies.items():
             if tally.count:
                 yield error(
                     self._rows.file,
-                    key,
+                    getattr(self._rows, name).key,
                     tally.first,
                     f"{tally} with NaN, infinite or too large values (this is the first)",
                     "Remove or repair the episodes they belong to",
@@ -182,17 +177,12 @@ class Ends:
         # Where episodes run on after a terminal, the last row's is one of many.
         self._unknown_ends = rows.next_states is None and not task.split_by_timeouts_only
         self._terminals = Tally()
-        self._flagged = self._last_is_flagged()
-        self._any_flag = bool(flags.terminals.any() or flags.ends[:-1].any())
-
-    def _last_is_flagged(self) -> bool:
-        columns = (self._rows.terminals, self._rows.timeouts)
-        end = len(self._rows)
-        return any(
-            bool(column.read(end - 1, end).reshape(-1)[0])
-            for column in columns
+        self._flagged = any(
+            bool(column.read(len(rows) - 1, len(rows)).reshape(-1)[0])
+            for column in (rows.terminals, rows.timeouts)
             if column is not None
         )
+        self._any_flag = bool(flags.terminals.any() or flags.ends[:-1].any())
 
     def see(self, block: Block) -> None:
         if self._unknown_ends:
@@ -367,38 +357,20 @@ class TerminationRule:
     def __init__(self, rows: Rows, task: Task) -> None:
         self._rows, self._task = rows, task
         self._flag_only, self._rule_only = Tally(), Tally()
-        self._before: tuple[np.ndarray, np.ndarray, bool] | None = None
+        self._last: list[np.ndarray] = []  # the row before the block: state, action, flag, number
 
     def see(self, block: Block) -> None:
-        states, actions = as_float32(block.states), self._unit(block.actions)
+        states, numbers = as_float32(block.states), np.arange(len(block.states)) + block.begin
+        steps = [states, self._unit(block.actions), block.terminals, numbers]
         if block.next_states is not None:
-            self._compare(
-                states,
-                actions,
-                as_float32(block.next_states),
-                block.terminals,
-                np.arange(len(states)) + block.begin,
-            )
+            self._compare(as_float32(block.next_states), *steps)
             return
         # Without stored successors: the steps into the rows of this block.
-        inside = ~block.starts[1:]
-        before = self._before
-        self._before = (states[-1:], actions[-1:], bool(block.terminals[-1]))
-        self._compare(
-            states[:-1][inside],
-            actions[:-1][inside],
-            states[1:][inside],
-            block.terminals[:-1][inside],
-            np.flatnonzero(inside) + block.begin,
-        )
-        if before is not None and not block.starts[0]:
-            self._compare(
-                before[0],
-                before[1],
-                states[:1],
-                np.array([before[2]]),
-                np.array([block.begin - 1]),
-            )
+        into = ~block.starts if self._last else ~block.starts[1:]
+        if self._last:
+            steps = [np.concatenate(both) for both in zip(self._last, steps, strict=True)]
+        self._last = [column[-1:] for column in steps]
+        self._compare(steps[0][1:][into], *(column[:-1][into] for column in steps))
 
     def _unit(self, actions: np.ndarray) -> Float[np.ndarray, "rows a"]:
         space = self._task.actions
@@ -410,9 +382,9 @@ class TerminationRule:
 
     def _compare(
         self,
+        successors: Float[np.ndarray, "n s"],
         states: Float[np.ndarray, "n s"],
         actions: Float[np.ndarray, "n a"],
-        successors: Float[np.ndarray, "n s"],
         flagged: Bool[np.ndarray, " n"],
         numbers: Int[np.ndarray, " n"],
     ) -> None:
@@ -425,8 +397,7 @@ class TerminationRule:
         """The task's rule, on arrays of one size only, so that it is compiled once."""
         assert self._task.termination is not None
         rows = len(arguments[0])
-        size = BLOCK_ROWS if rows > 1 else 1
-        size = max(size, rows)
+        size = max(BLOCK_ROWS, rows)
         padded = [
             np.concatenate([values, np.zeros((size - rows, values.shape[1]), np.float32)])
             for values in arguments

@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Float
 
 from neubay import __version__
-from neubay import tape as tapes
 from neubay.data.archives import (
     ACTION_COUNT,
     ACTION_HIGH,
@@ -33,7 +32,7 @@ from neubay.data.dataset import Dataset
 from neubay.data.files import refuse_existing, written_whole
 from neubay.data.sources import load
 from neubay.errors import DatasetError
-from neubay.tape import Tape
+from neubay.tape import Tape, episodes
 from neubay.tasks import DiscreteActions, Task
 
 _BLOCK_ROWS = 1 << 17
@@ -62,20 +61,18 @@ def parse_target(text: str) -> Target:
     """`OUT.hdf5` is D4RL's layout; `minari:ID` goes to Minari's own folder of datasets, any other
     path is a folder with a Minari dataset."""
     prefix, colon, rest = text.partition(":")
-    if colon and prefix in ("d4rl", "minari") and not rest:
+    layout = prefix if colon and prefix in ("d4rl", "minari") else None
+    if layout is not None and not rest:
         raise DatasetError(f"target '{text}': a path or a Minari id is missing after the colon.")
-    if colon and prefix == "d4rl":
-        return Target("d4rl", Path(rest), None, f"d4rl:{rest}")
-    is_minari = bool(colon) and prefix == "minari"
-    place = rest if is_minari else text
-    if not is_minari and Path(place).suffix.lower() in _HDF5_SUFFIXES:
-        return Target("d4rl", Path(place), None, f"d4rl:{place}")
+    place = text if layout is None else rest
     suffix = Path(place).suffix.lower()
+    if layout == "d4rl" or (layout is None and suffix in _HDF5_SUFFIXES):
+        return Target("d4rl", Path(place), None, f"d4rl:{place}")
     if suffix in _OTHER_SUFFIXES:
         raise DatasetError(
             f"target '{text}': {suffix} is not written; choose OUT.hdf5, minari:ID or a folder."
         )
-    if is_minari and not place.startswith((os.sep, ".", "~")):
+    if layout == "minari" and not place.startswith((os.sep, ".", "~")):
         return Target("minari", _minari_folder(place), place, text)
     folder = Path(place).expanduser()
     return Target("minari", folder, None, f"minari:{folder}")
@@ -193,11 +190,10 @@ def _write_d4rl(dataset: Dataset, path: Path, about: dict[str, Any]) -> None:
     """D4RL's locomotion layout: one row per transition, with `next_observations`. Where the source
     did not store where terminal steps led, Adroit's: one row per state."""
     task, flat = dataset.task, dataset.flat
-    discrete = isinstance(task.actions, DiscreteActions)
     columns = {
         "observations": ((task.state_size,), np.float32),
         "next_observations": ((task.state_size,), np.float32),
-        "actions": ((), np.int64) if discrete else ((task.actions.size,), np.float32),
+        "actions": (task.actions.shape, np.float32 if task.actions.shape else np.int64),
         "rewards": ((), np.float32),
         "terminals": ((), np.bool_),
         "timeouts": ((), np.bool_),
@@ -262,6 +258,7 @@ def _write_minari(
     about: dict[str, Any],
     seeds: Sequence[int] | None,
 ) -> None:
+    import gymnasium
     import minari
     from gymnasium import spaces
     from minari.dataset.minari_storage import MinariStorage
@@ -280,7 +277,8 @@ def _write_minari(
             # Minari keeps the dtype of what it is given; the space must agree with it.
             observation_space=spaces.Box(-np.inf, np.inf, (task.state_size,), np.float32),
             action_space=actions,
-            env_spec=_environment_spec(task),
+            # What Minari recovers the environment from, where Gymnasium knows it by its id.
+            env_spec=None if task.env_id is None else gymnasium.registry.get(task.env_id),
             data_format="hdf5",
         )
     behaviour = about.get("provenance", {}).get("behaviour", "")
@@ -295,18 +293,11 @@ def _write_minari(
     storage.update_episodes(_episode_buffers(dataset, seeds))
 
 
-def _environment_spec(task: Task) -> Any:
-    """What Minari recovers the environment from, where Gymnasium knows it by its id."""
-    import gymnasium
-
-    return None if task.env_id is None else gymnasium.registry.get(task.env_id)
-
-
 def _episode_buffers(dataset: Dataset, seeds: Sequence[int] | None) -> Iterator[Any]:
     from minari.data_collector import EpisodeBuffer
 
     task = dataset.task
-    for number, episode in enumerate(tapes.episodes(dataset.tape)):
+    for number, episode in enumerate(episodes(dataset.tape)):
         terminated = np.asarray(episode.terminated[:-1])
         truncated = np.zeros_like(terminated)
         truncated[-1] = not terminated[-1]

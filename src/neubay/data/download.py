@@ -223,8 +223,10 @@ def _receive(source: str, part: Path, timeout: float, progress: Progress | None)
             # A fresh start, or a server that sends the whole file whatever range is asked for.
             offset = 0
             length = _content_length(response.headers.get("Content-Length"))
-            known = _Resumable(source, _validator(response.headers), length)
-            _write_note(part, known)
+            etag = response.headers.get("ETag")  # a weak one (W/...) does not promise equal bytes
+            strong = etag if etag and not etag.startswith("W/") else None
+            known = _Resumable(source, strong or response.headers.get("Last-Modified"), length)
+            _note_path(part).write_text(json.dumps(known.__dict__), encoding="utf-8")
         _copy(response, part, offset, length, progress)
     received = _size(part)
     if length is not None and received != length:
@@ -306,17 +308,8 @@ def _content_range(header: str | None) -> tuple[int | None, int | None]:
     return _content_length(begin), _content_length(length)
 
 
-def _validator(headers: Any) -> str | None:
-    """What to send as If-Range; a weak ETag (W/...) does not promise equal bytes."""
-    etag = headers.get("ETag")
-    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
-
-
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    return path.stat().st_size if path.exists() else 0
 
 
 def _note_path(part: Path) -> Path:
@@ -329,10 +322,6 @@ def _read_note(part: Path) -> _Resumable | None:
         return _Resumable(**values) if part.exists() else None
     except (OSError, ValueError, TypeError):  # absent or damaged: start over
         return None
-
-
-def _write_note(part: Path, resumable: _Resumable) -> None:
-    _note_path(part).write_text(json.dumps(resumable.__dict__), encoding="utf-8")
 
 
 def _discard(part: Path) -> None:

@@ -27,10 +27,8 @@ ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 def is_minari_folder(path: Path) -> bool:
     """The folder holds a Minari dataset."""
-    try:
-        return (path / "data" / "metadata.json").is_file()
-    except OSError:  # a name too long, or a folder that may not be entered
-        return False
+    # Also of a name that is too long, or in a folder that may not be entered.
+    return os.path.isfile(path / "data" / "metadata.json")
 
 
 def list_minari() -> list[str]:
@@ -71,7 +69,11 @@ class MinariSource:
     def tape(self, task: Task | None, memory_limit: int) -> tuple[Tape, Task]:
         """The episodes as a tape of the task; none for the task of Minari's metadata."""
         chosen = self.task if task is None else task
-        self._refuse_other_sizes(chosen)
+        if self._other_sizes(chosen):
+            raise DatasetError(
+                f"{self.folder}: has {_describe(self.task)}, but task '{chosen.name}' has "
+                f"{_describe(chosen)}. Name the right task."
+            )
         file = self.folder / "data" / "main_data.hdf5"
         status = (file if file.exists() else self.folder).stat()
         tape = build_tape(
@@ -107,13 +109,6 @@ class MinariSource:
             or ours.state_size != theirs.state_size
             or ours.actions.size != theirs.actions.size
         )
-
-    def _refuse_other_sizes(self, task: Task) -> None:
-        if self._other_sizes(task):
-            raise DatasetError(
-                f"{self.folder}: has {_describe(self.task)}, but task '{task.name}' has "
-                f"{_describe(task)}. Name the right task."
-            )
 
     def _write(self, task: Task, writer: TapeWriter) -> None:
         keys = Keys(str(self.folder), "observations", "actions", "rewards", "observations")
@@ -155,10 +150,9 @@ class MinariSource:
     def _check(self, number: int, arrays: list[np.ndarray]) -> None:
         rewards = arrays[2]
         steps = len(rewards) if rewards.ndim else 0
-        discrete = isinstance(self.task.actions, DiscreteActions)
         wanted = {
             "observations": (steps + 1, self.task.state_size),
-            "actions": (steps,) if discrete else (steps, self.task.actions.size),
+            "actions": (steps, *self.task.actions.shape),
             "rewards": (steps,),
             "terminations": (steps,),
         }
@@ -304,8 +298,8 @@ def _short(space: Any) -> str:
 
 
 def _describe(task: Task) -> str:
-    kind = "discrete" if isinstance(task.actions, DiscreteActions) else "continuous"
-    return f"states of size {task.state_size} and {task.actions.size} {kind} actions"
+    actions = task.actions
+    return f"states of size {task.state_size} and {actions.size} {actions.kind} actions"
 
 
 def _registered(spec: Any) -> str | None:

@@ -4,7 +4,7 @@ begin at 1, sensors that stand still, one value far away from all others."""
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from neubay.data.findings import Finding, Severity, Tally
 from neubay.data.layout import as_float32, describe_bounds
@@ -139,7 +139,8 @@ class Repeats:
         content = np.concatenate([states, *map(as_float32, rest)], axis=1)
         starts = block.starts
         if self._last is None:
-            self._varied = _many_values(states)
+            many = [len(np.unique(column)) >= FEWEST_VALUES for column in states[:5000].T]
+            self._varied = np.array(many, bool)
             before, after, inside = content[:-1], content[1:], ~starts[1:]
         else:
             before = np.concatenate([self._last, content[:-1]])
@@ -186,12 +187,6 @@ class Repeats:
                 "Sensors that are rounded, or read more slowly than rows are logged, look as if "
                 "they stood still; log a row per reading, or leave them out",
             )
-
-
-def _many_values(states: Float[np.ndarray, "rows s"]) -> Bool[np.ndarray, " s"]:
-    """Features with many different values."""
-    sample = states[:5000]
-    return np.array([len(np.unique(column)) >= FEWEST_VALUES for column in sample.T], bool)
 
 
 class FarValues:

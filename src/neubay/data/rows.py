@@ -5,7 +5,8 @@ Files need not fit into memory. Types, shapes, flags and episode ends are checke
 checked by `layout.py`, which refuses bad ones, and by `checks.py`, which reports them.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -86,8 +87,7 @@ class ColumnNames(NamedTuple):
 
     def misfit(self, task: Task) -> str | None:
         """Why they are not names of a task's states and actions."""
-        discrete = isinstance(task.actions, DiscreteActions)
-        wanted = {"states": task.state_size, "actions": 1 if discrete else task.actions.size}
+        wanted = {"states": task.state_size, "actions": math.prod(task.actions.shape)}
         for what, size in wanted.items():
             if len(getattr(self, what)) != size:
                 return f"{len(getattr(self, what))} names of {what} for {size} of them"
@@ -214,28 +214,26 @@ def _shape_findings(rows: Rows) -> list[Finding]:
     return found
 
 
-def task_findings(rows: Rows, task: Task) -> list[Finding]:
+def task_findings(rows: Rows, task: Task) -> Iterator[Finding]:
     """Where the task's sizes contradict the data's."""
-    found = []
     remedy = "Name the right task, or none to take the sizes from the data"
     if rows.states.width != task.state_size:
         message = (
             f"has states of size {rows.states.width}, but those of task '{task.name}' "
             f"have {task.state_size}"
         )
-        found.append(error(rows.file, rows.states.key, None, message, remedy))
-    discrete = isinstance(task.actions, DiscreteActions)
-    if rows.actions.width != (1 if discrete else task.actions.size):
-        theirs = f"are numbers below {task.actions.size}" if discrete else f"{task.actions.size}"
+        yield error(rows.file, rows.states.key, None, message, remedy)
+    actions = task.actions
+    if rows.actions.width != math.prod(actions.shape):
+        theirs = "have" if actions.kind == "continuous" else "are numbers below"
         message = (
             f"has actions of size {rows.actions.width}, but those of task '{task.name}' "
-            f"{theirs if discrete else f'have {theirs}'}"
+            f"{theirs} {actions.size}"
         )
-        found.append(error(rows.file, rows.actions.key, None, message, remedy))
-    return found
+        yield error(rows.file, rows.actions.key, None, message, remedy)
 
 
-def refuse(found: list[Finding]) -> None:
+def refuse(found: Iterable[Finding]) -> None:
     """Raise the first finding, if there is one."""
     for finding in found:
         raise finding.as_error()

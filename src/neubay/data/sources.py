@@ -60,10 +60,6 @@ class Place:
     kind: Literal["file", "minari", "builtin"]
     where: str
 
-    @property
-    def path(self) -> Path:
-        return Path(self.where)
-
 
 class Identity(NamedTuple):
     """Whose data it is."""
@@ -156,7 +152,7 @@ def open_source(
     elif place.kind == "minari":
         yield _minari_source(open_minari(place.where), wanted, action_bounds, named=named)
     else:
-        with open_archive(place.path) as archive:
+        with open_archive(Path(place.where)) as archive:
             yield _file_source(archive, wanted, action_bounds, named=named)
 
 
@@ -254,7 +250,7 @@ def locate(spec: str) -> Place:
     elif spec in builtin.NAMES:
         return Place("builtin", spec)
     path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
-    if _exists(path):
+    if os.path.exists(path):  # also of a name that cannot be one
         return Place("minari" if is_minari_folder(path) else "file", str(path))
     if spec in FILES:
         cached = download.cached_path(spec)
@@ -266,13 +262,6 @@ def locate(spec: str) -> Place:
             )
         return Place("file", str(cached))
     raise DatasetError(f"'{spec}': no such file, and no known dataset.{_suggestion(spec)}")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a null in it
-        return False
 
 
 def _suggestion(spec: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -48,18 +48,6 @@ def allocate(rows: int, state_size: int, action_size: int) -> Tape:
         start=np.empty(rows, dtype=bool),
         real=np.empty(rows, dtype=bool),
     )
-
-
-@runtime_checkable
-class TapeWriter(Protocol):
-    """Takes a tape from its first row to its last."""
-
-    rows: int
-    """Rows taken so far."""
-
-    def extend(self, rows: int) -> Tape:
-        """The next `rows` rows, to be filled in before the next call."""
-        ...
 
 
 class MemoryWriter:
@@ -126,12 +114,14 @@ class FolderWriter:
         # NumPy leaves room in a header for the rows to grow: its length is always the same.
         for file, array in zip(self._files, fields(self._buffer), strict=False):
             file.seek(0)
-            _write_header(file, array.dtype, (self.rows, *array.shape[1:]))
+            shape = (self.rows, *array.shape[1:])
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
 
 
-def _write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
+TapeWriter = MemoryWriter | FolderWriter
+"""Takes a tape from its first row to its last: `extend` gives the next rows, to be filled in before
+the next call, and `rows` counts those taken so far."""
 
 
 # ------------------------------------------------------------- memory, or a memory map

@@ -16,6 +16,7 @@ model and no environment:
 
 import math
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -291,7 +292,7 @@ def _coverage(dataset: Dataset) -> Coverage:
     discrete = isinstance(dataset.task.actions, DiscreteActions)
     low, high = np.quantile(actions, [0.01, 0.99], axis=0)
     return Coverage(
-        effective_dimension=_effective_dimension(eigenvalues),
+        effective_dimension=float(eigenvalues.sum() ** 2 / max((eigenvalues**2).sum(), 1e-9)),
         constant_states=np.flatnonzero(~varies).tolist(),
         occupied=_occupied(whitened),
         action_freedom=None if discrete else _action_freedom(standardised, actions),
@@ -313,12 +314,6 @@ def _principal(
     correlation = standardised.T @ standardised / len(standardised)
     eigenvalues, directions = np.linalg.eigh(correlation)
     return np.maximum(eigenvalues[::-1], 0.0), directions[:, ::-1]
-
-
-def _effective_dimension(eigenvalues: Float[np.ndarray, " s"]) -> float:
-    if not eigenvalues.size:
-        return 0.0
-    return float(eigenvalues.sum() ** 2 / (eigenvalues**2).sum())
 
 
 def _occupied(whitened: Float[np.ndarray, "n c"]) -> float:
@@ -344,9 +339,7 @@ def _expected_cells(edges: Float[np.ndarray, " edges"], dimensions: int, points:
     """Cells that `points` independent standard normal points occupy, on average."""
     below = [(1 + math.erf(edge / math.sqrt(2))) / 2 for edge in edges.tolist()]
     along_one = np.diff([0.0, *below, 1.0])
-    share = along_one
-    for _ in range(dimensions - 1):
-        share = np.multiply.outer(share, along_one)
+    share = reduce(np.multiply.outer, [along_one] * dimensions)
     return float(-np.expm1(points * np.log1p(-share)).sum())
 
 

@@ -26,7 +26,7 @@ from neubay.data.rows import (
 from neubay.data.sources import Bounds, locate, open_source
 from neubay.data.store import MEMORY_LIMIT, gather
 from neubay.errors import NeubayError
-from neubay.tasks import DiscreteActions, Task, get_task
+from neubay.tasks import Task, get_task
 
 
 def validate(
@@ -144,8 +144,7 @@ class _EnvironmentActions:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        discrete = isinstance(self.task.actions, DiscreteActions)
-        return self.unit.shape[:1] if discrete else self.unit.shape
+        return (self.unit.shape[0], *self.task.actions.shape)
 
     @property
     def dtype(self) -> np.dtype:

@@ -69,18 +69,17 @@ class _Meeting:
         self.turn = threading.Condition()  # held by the training that runs
         self._running = count  # trainings that have not ended
         self._due: dict[int, tuple[Updating, Any, Any]] = {}  # agent, state, tapes by training
-        self._made: dict[int, Any] = {}  # what came of it, until it is fetched
+        self._made: dict[int, Steps | Exception] = {}  # what came of it, until it is fetched
 
     def update(self, place: int, agent: Updating, state: Any, tapes: Any) -> Steps:
         """The update of one training, together with those of the others."""
         self._due[place] = agent, state, tapes
         self._make_if_all_wait()
         self.turn.wait_for(lambda: place in self._made)
-        made: Any = self._made.pop(place)
+        made = self._made.pop(place)
         if isinstance(made, Exception):
             raise made
-        steps: Steps = made
-        return steps
+        return made
 
     def leave(self) -> None:
         """A training has ended."""
@@ -97,7 +96,7 @@ class _Meeting:
         for (agent, _), places in groups.items():
             _, states, tapes = zip(*(self._due.pop(place) for place in places), strict=True)
             try:
-                made: Sequence[Any] = updates(agent, states, tapes)
+                made: Sequence[Steps | Exception] = updates(agent, states, tapes)
             except Exception as error:
                 made = [error] * len(places)
             self._made |= dict(zip(places, made, strict=True))

@@ -145,9 +145,7 @@ class Agent(Imitator):
         action: Float[AnyArray, "rows *slots a"],
         weights: Float[Array, "rows *slots"],
     ) -> tuple[Float[Array, ""], Metrics]:
-        fit = imitation(actor(histories), action, weights)
-        told = {"squared_error": fit.squared_error, "log_likelihood": fit.log_likelihood}
-        return fit.loss, told
+        return imitation(actor, histories, action, weights)
 
     def log_likelihood(self, actor: Actor, tape: Tape) -> Float[Array, "rows *slots"]:
         return actor(read(tape, 0)[0]).log_prob(before_tanh(tape.action))

@@ -174,15 +174,20 @@ class LRU(eqx.Module):
         self, x: Float[Array, "*batch features"], recur: Callable[[Complex, Complex], Complex]
     ) -> tuple[Complex, Float[Array, "*batch features"]]:
         """Memory and output; `recur` turns (decay, drive) into memory, for a tape or for a step."""
+        decay, b, c = self.constants()
+        memory = recur(decay, Complex(*jnp.split(matmul(x, b), 2, axis=-1)))
+        return memory, matmul(jnp.concatenate(memory, axis=-1), c) + self.d * x
+
+    def constants(
+        self,
+    ) -> tuple[Complex, Float[Array, "features halves"], Float[Array, "halves features"]]:
+        """lambda; gamma B, and C with its sign, each with both halves side by side, so that one
+        product serves both: at small sizes two take longer."""
         radius = jnp.exp(-jnp.exp(self.nu_log))
         phase, gamma = jnp.exp(self.theta_log), jnp.exp(self.gamma_log)
         decay = Complex(radius * jnp.cos(phase), radius * jnp.sin(phase))
-        # One product for both halves: at small sizes two take longer.
         b = jnp.concatenate([self.b.real * gamma, self.b.imag * gamma], axis=-1)
-        memory = recur(decay, Complex(*jnp.split(matmul(x, b), 2, axis=-1)))
-        c = jnp.concatenate([self.c.real, -self.c.imag], axis=0)
-        y = matmul(jnp.concatenate(memory, axis=-1), c) + self.d * x
-        return memory, y
+        return decay, b, jnp.concatenate([self.c.real, -self.c.imag], axis=0)
 
 
 class ResidualBlock(eqx.Module):

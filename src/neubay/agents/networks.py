@@ -174,27 +174,24 @@ def before_tanh(action: Float[AnyArray, "*rows a"]) -> Float[Array, "*rows a"]:
     return jnp.arctanh(jnp.clip(action, -LARGEST_ACTION, LARGEST_ACTION))
 
 
-class Imitation(NamedTuple):
-    """How well a policy fits actions, weighted over rows."""
-
-    squared_error: Float[Array, ""]
-    log_likelihood: Float[Array, ""]
-
-    @property
-    def loss(self) -> Float[Array, ""]:
-        return self.squared_error - self.log_likelihood
-
-
 def imitation(
-    policy: TanhGaussian, action: Float[AnyArray, "*rows a"], weights: Float[Array, "*rows"]
-) -> Imitation:
-    """The mode of the policy, which is what evaluation uses, is fitted to the actions by least
+    actor: Actor,
+    histories: Histories,
+    action: Float[AnyArray, "*rows a"],
+    weights: Float[Array, "*rows"],
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """How badly a policy fits actions, weighted over rows, and the two parts of it.
+
+    The mode of the policy, which is what evaluation uses, is fitted to the actions by least
     squares; sigma around it by maximum likelihood, so that samples are as spread as the data is.
     """
-    u = before_tanh(action)
+    policy = actor(histories)
     around_mode = TanhGaussian(lax.stop_gradient(policy.mean), policy.log_sigma)
-    error = ((policy.mode() - action) ** 2).sum(axis=-1)
-    return Imitation(jnp.vdot(weights, error), jnp.vdot(weights, around_mode.log_prob(u)))
+    told = {
+        "squared_error": jnp.vdot(weights, ((policy.mode() - action) ** 2).sum(axis=-1)),
+        "log_likelihood": jnp.vdot(weights, around_mode.log_prob(before_tanh(action))),
+    }
+    return told["squared_error"] - told["log_likelihood"], told
 
 
 class Critic(Network):

@@ -47,7 +47,6 @@ from neubay.agents.networks import (
     GaussianPolicy,
     Head,
     Histories,
-    Imitation,
     generator,
     imitation,
     q_value,
@@ -176,12 +175,9 @@ class Agent(RecurrentAgent):
         kinds = transition_kinds(tape)
         weights = mean_weights(kinds.real)
         optimiser = warm_optimiser(self.config)
-
-        def imitation_loss(actor: Actor) -> tuple[Float[Array, ""], Imitation]:
-            fit = imitation(actor(histories), tape.action, weights)
-            return fit.loss, fit
-
-        d_actor, fit = jax.grad(imitation_loss, has_aux=True)(state.actor)
+        d_actor, fit = jax.grad(imitation, has_aux=True)(
+            state.actor, histories, tape.action, weights
+        )
         d_critic, fitted = self._critic_gradient(
             state.critic, histories, tape.action, jnp.asarray(tape.target_reward), weights
         )
@@ -197,8 +193,7 @@ class Agent(RecurrentAgent):
         )
         metrics = {
             "critic_loss": fitted.loss,
-            "squared_error": fit.squared_error,
-            "log_likelihood": fit.log_likelihood,
+            **fit,
             **q_metrics(kinds, self.value_unit * fitted.q),
         }
         return state, metrics

@@ -480,14 +480,14 @@ def _note_unused(table: LogTable, columns: Columns, notes: _Notes) -> None:
 
 def _placed(log: _LogRows) -> _LogRows:
     """A row without a time or an episode is where the log has it: after the row above it."""
-    above = np.arange(len(log))
-    if log.time is not None:
-        known = np.isfinite(log.time)
+
+    def from_above(values: np.ndarray, known: Bool[np.ndarray, " rows"]) -> np.ndarray:
         log.whole &= known
-        log.time = log.time[np.maximum.accumulate(np.where(known, above, 0))]
-    known = log.episode >= 0
-    log.whole &= known
-    log.episode = log.episode[np.maximum.accumulate(np.where(known, above, 0))]
+        return values[np.maximum.accumulate(np.where(known, np.arange(len(log)), 0))]
+
+    if log.time is not None:
+        log.time = from_above(log.time, np.isfinite(log.time))
+    log.episode = from_above(log.episode, log.episode >= 0)
     return log
 
 

@@ -50,13 +50,11 @@ def _refuse_others(out: Path, files: list[Path]) -> None:
     """Refuse a folder in which something else than an earlier export would be overwritten."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: is a file; --out names a folder")
-    there = [file.name for file in files if file.exists()]
-    if there and not is_card(files[-1]):
-        raise RunError(f"{out}: holds {there[0]}, which is no export; choose another --out")
+    foreign = [] if is_card(files[-1]) else [file.name for file in files if file.exists()]
+    foreign += [name for name in (rundir.RUN_FILE, rundir.SELECTION_FILE) if (out / name).exists()]
     policy = out / rundir.POLICY_FILE
-    foreign = [name for name in (rundir.RUN_FILE, rundir.SELECTION_FILE) if (out / name).exists()]
-    if policy.exists() and "distribution" not in read_note(policy):
-        foreign.append(policy.name)
+    if not foreign and policy.exists() and "distribution" not in read_note(policy):
+        foreign = [policy.name]
     if foreign:
         raise RunError(f"{out}: holds {foreign[0]}, which is no export; choose another --out")
 

@@ -96,14 +96,12 @@ def _layer(name: str, linear: Any, norm: Any) -> dict[str, Any]:
 
 def _memory(lru: LRU) -> dict[str, Any]:
     """Of one LRU layer; in JAX, so that the decay, whose powers count, is rounded as there."""
-    radius, phase = jnp.exp(-jnp.exp(lru.nu_log)), jnp.exp(lru.theta_log)
-    real, imaginary = radius * jnp.cos(phase), radius * jnp.sin(phase)
-    gamma = jnp.exp(lru.gamma_log)
+    decay, b, c = lru.constants()
     return {
-        "decay": jnp.stack([real, real]),
-        "turn": jnp.stack([-imaginary, imaginary]),
-        "b": jnp.concatenate([lru.b.real * gamma, lru.b.imag * gamma], axis=1),
-        "c": jnp.concatenate([lru.c.real, -lru.c.imag], axis=0),
+        "decay": jnp.stack([decay.real, decay.real]),
+        "turn": jnp.stack([-decay.imag, decay.imag]),
+        "b": b,
+        "c": c,
         "d": lru.d,
     }
 

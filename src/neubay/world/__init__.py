@@ -5,9 +5,8 @@ its directory. Imagination draws from `World.select(...).sample` and measures `W
 rollouts are cut where that exceeds `FittedWorld.threshold`.
 """
 
-from neubay.world.directory import world_directory
 from neubay.world.fitted import EpochRecord, FittedWorld, TerminationRecord, is_whole, load, save
-from neubay.world.fitting import best_of, fit, uncertainty_over, with_termination
+from neubay.world.fitting import best_of, fit, uncertainty_over, with_termination, world_directory
 from neubay.world.model import Gaussian, Head, Member, Scaler, World, WorldStep, quantify
 from neubay.world.pool import Progress
 from neubay.world.resampled import Resampled, resampled_hash

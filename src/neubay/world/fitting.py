@@ -17,12 +17,12 @@ from neubay.config import WorldConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.devices import choices
 from neubay.errors import WorldError, reason
+from neubay.runs.cache import kept_at
 from neubay.runs.checkpoints import CHECKPOINTS, Checkpoints, found
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.world.directory import world_directory
 from neubay.world.fitted import (
     WORLD_FILE,
     FittedWorld,
@@ -43,6 +43,13 @@ SHARDS, SHARDS_FILE = "shards", "shards.json"
 that says which they are."""
 Elsewhere = Callable[[WorldConfig, Path, Show], State]
 """Trains a pool with these settings, resumed from a folder of its own, and gives its end."""
+
+
+def world_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:
+    """Where the world of these data, settings and seed is, or will be: the same for every run,
+    whatever the data was called when it was trained."""
+    identity = [dataset.hash, settled(config, dataset).record(), seed]
+    return kept_at("worlds", dataset.name, identity)
 
 
 def fit(

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +13,10 @@ matplotlib.use("Agg")  # files only: no window system is needed
 
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import Locator, LogLocator, NullLocator
 from PIL import Image
 
 from neubay.errors import NeubayError, reason
@@ -84,23 +87,51 @@ def save(figure: Figure, path: Path) -> None:
 
 def draw(figure: Figure, path: Path) -> None:
     """The same, into a folder that is there."""
-    with style.context(STYLE), warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes; that is all.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(path)
+    write(figure, path)
     if path.suffix.lower() == ".png":
         with Image.open(path) as image:  # 256 colours do, at a third of the size
             image.convert("RGB").quantize(256).save(path, optimize=True)
 
 
-def plain_decades(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Ticks of a logarithmic axis: 1, 2, 5 where it is short, a few decades where it is long."""
+def write(
+    figure: Figure, target: Path | StringIO, settings: dict[str, Any] | None = None, **options: Any
+) -> None:
+    """Draw a figure in its style, with more `settings` of Matplotlib, into a file."""
+    with style.context({**STYLE, **(settings or {})}), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; that is all.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(target, **options)
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with ticks at 1, 2, 5 where it is short, at few decades where it is
+    long."""
+    axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
     short = high < 200 * low
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if short else (1,), numticks=7))
+    set_ticks(axis, LogLocator(subs=(1, 2, 5) if short else (1,), numticks=7), decade)
+
+
+def set_ticks(axis: Axis, places: Locator, label: Callable[[float], str]) -> None:
+    """Labelled ticks at these places, and none between them."""
+    axis.set_major_locator(places)
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: decade(value)))
+    axis.set_major_formatter(lambda value, _: label(value))
+
+
+def panel_grid(
+    count: int, columns: int, size: tuple[float, float], **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, at most `columns` of them side by side, of that size in inches
+    each. `shared` says which axes they share."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count].tolist()
 
 
 def decade(value: float) -> str:

@@ -2,13 +2,11 @@
 
 import io
 import re
-import warnings
 from html import escape
 
-from matplotlib import style
 from matplotlib.figure import Figure
 
-from neubay.report.parts.figures import COLOURS, FAINT, INK, MUTED, STYLE
+from neubay.report.parts.figures import COLOURS, FAINT, INK, MUTED, write
 
 # A colour of the figures -> the variable of the page that stands for it.
 VARIABLES = {
@@ -30,10 +28,8 @@ def inline(figure: Figure, name: str, description: str) -> str:
         name: tells the figure's inner names apart from those of others on the page.
     """
     text = io.StringIO()
-    settings = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": name}
-    with style.context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    settings = {"svg.fonttype": "none", "svg.hashsalt": name}
+    write(figure, text, settings, format="svg", metadata={"Date": None, "Creator": None})
     drawing = text.getvalue()
     drawing = drawing[drawing.index("<svg") :]
     # Its own style sheet would style the whole page.

@@ -9,7 +9,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from neubay.report.parts.figures import (
     COLOURS,
@@ -17,7 +17,8 @@ from neubay.report.parts.figures import (
     INK,
     MUTED,
     STYLE,
-    plain_decades,
+    logarithmic,
+    set_ticks,
     thousands,
     write_at,
 )
@@ -65,54 +66,54 @@ def envelope(curves: Curves, name: str, buckets: int = _BUCKETS) -> Envelope:
 # --- One run -------------------------------------------------------------------------------------
 
 
+@style.context(STYLE)
 def score_figure(run: RunRecord) -> Figure:
     """Score over time with its spread over episodes, and the data's own as a line."""
-    with style.context(STYLE):
-        figure, axes = _single("Score" if run.scored else "Return")
-        steps, column = run.evaluations["step"], run.evaluations[run.measure]
-        spread = run.evaluations.get("score_std" if run.scored else "return_std")
-        band = None if spread is None else (column - spread, column + spread)
-        _line(axes, steps, column, band, color=PALETTE[0], marker="o", markersize=4)
-        _data_line(axes, run)
-        how: dict[str, Any] = {"ha": "right", "fontweight": "bold", "color": PALETTE[0]}
-        write_at(axes, f"{column[-1]:,.1f}", (steps[-1], column[-1]), (0, 7), **how)
-        _finish(axes, run.steps, "mean" if spread is None else "mean ± std over episodes")
+    figure, axes = _single("Score" if run.scored else "Return")
+    steps, column = run.evaluations["step"], run.evaluations[run.measure]
+    spread = run.evaluations.get("score_std" if run.scored else "return_std")
+    band = None if spread is None else (column - spread, column + spread)
+    _line(axes, steps, column, band, color=PALETTE[0], marker="o", markersize=4)
+    _data_line(axes, run)
+    how: dict[str, Any] = {"ha": "right", "fontweight": "bold", "color": PALETTE[0]}
+    write_at(axes, f"{column[-1]:,.1f}", (steps[-1], column[-1]), (0, 7), **how)
+    _finish(axes, run.steps, "mean" if spread is None else "mean ± std over episodes")
     return figure
 
 
+@style.context(STYLE)
 def value_figure(run: RunRecord) -> Figure:
     """Q on the data against the discounted return of evaluation episodes."""
-    with style.context(STYLE):
-        figure, axes = _single("Q and discounted return")
-        value = envelope(run.train, "q_data")
-        band = (value.low, value.high)
-        _line(axes, value.step, value.mean, band, color=PALETTE[1], label="Q on the data")
-        for name, how in (
-            ("q_start", {"label": "Q at episode starts", "linestyle": _DASHED}),
-            ("discounted_mean", {"label": "return", "marker": "o", "markersize": 4}),
-        ):
-            colour = PALETTE[1] if name == "q_start" else PALETTE[0]
-            if name in run.evaluations:
-                axes.plot(run.evaluations["step"], run.evaluations[name], color=colour, **how)
-        _shared_legend(figure, [axes])
-        _finish(axes, run.steps, "value")
+    figure, axes = _single("Q and discounted return")
+    value = envelope(run.train, "q_data")
+    band = (value.low, value.high)
+    _line(axes, value.step, value.mean, band, color=PALETTE[1], label="Q on the data")
+    for name, label, look in (
+        ("q_start", "Q at episode starts", {"color": PALETTE[1], "linestyle": _DASHED}),
+        ("discounted_mean", "return", {"color": PALETTE[0], "marker": "o", "markersize": 4}),
+    ):
+        if name in run.evaluations:
+            axes.plot(run.evaluations["step"], run.evaluations[name], label=label, **look)
+    _shared_legend(figure, [axes])
+    _finish(axes, run.steps, "value")
     return figure
 
 
+@style.context(STYLE)
 def horizon_figure(run: RunRecord) -> Figure:
     """How far imagination went: median, interquartile band and longest rollout."""
-    with style.context(STYLE):
-        figure, axes = _single("Rollout horizons")
-        _seeds_horizons(axes, [run], "median and quartiles", {"color": PALETTE[0]})
-        longest = envelope(run.train, "horizon_max")
-        how: dict[str, Any] = {"linewidth": 1.2, "linestyle": _DASHED, "label": "longest"}
-        axes.plot(longest.step, longest.mean, color=MUTED, **how)
-        _shared_legend(figure, [axes])
-        _log2(axes)
-        _finish(axes, run.steps, "imagined steps")
+    figure, axes = _single("Rollout horizons")
+    _seeds_horizons(axes, [run], "median and quartiles", {"color": PALETTE[0]})
+    longest = envelope(run.train, "horizon_max")
+    how: dict[str, Any] = {"linewidth": 1.2, "linestyle": _DASHED, "label": "longest"}
+    axes.plot(longest.step, longest.mean, color=MUTED, **how)
+    _shared_legend(figure, [axes])
+    _log2(axes)
+    _finish(axes, run.steps, "imagined steps")
     return figure
 
 
+@style.context(STYLE)
 def uncertainty_figure(run: RunRecord) -> Figure | None:
     """Distribution of the posterior's uncertainty over the data, and where rollouts are cut."""
     values, zeta = run.uncertainty, run.settings.get("rollout.zeta")
@@ -122,22 +123,23 @@ def uncertainty_figure(run: RunRecord) -> Figure | None:
     middle = np.linspace(0, len(values) - 1, _BUCKETS).astype(int)
     tail = len(values) - np.geomspace(1, len(values), _BUCKETS).astype(int)  # in full
     shown = np.unique([*middle, *tail])
-    with style.context(STYLE):
-        figure, axes = _single("Uncertainty over the data")
-        axes.plot(values[shown], share[shown], color=PALETTE[0])
-        axes.set_xscale("log")
-        if zeta is not None:
-            cut = float(np.quantile(values, zeta))
-            axes.axvline(cut, color=PALETTE[3], linewidth=1.4)
-            label, place = f"U(ζ = {zeta:g}) = {cut:.3g}", ("data", "axes fraction")
-            write_at(axes, label, (cut, 0.06), (-6, 0), place, ha="right", color=PALETTE[3])
-        axes.set_ylim(0, 1.02)
-        plain_decades(axes, "x")
-        axes.set_xlabel("U(s, a), in standard deviations of the data")
-        axes.set_ylabel("share of the data below")
+    figure, axes = _single("Uncertainty over the data")
+    axes.plot(values[shown], share[shown], color=PALETTE[0])
+    logarithmic(axes, "x")
+    if zeta is not None:
+        cut = float(np.quantile(values, zeta))
+        axes.axvline(cut, color=PALETTE[3], linewidth=1.4)
+        label, place = f"U(ζ = {zeta:g}) = {cut:.3g}", ("data", "axes fraction")
+        write_at(axes, label, (cut, 0.06), (-6, 0), place, ha="right", color=PALETTE[3])
+    axes.set(
+        xlabel="U(s, a), in standard deviations of the data",
+        ylabel="share of the data below",
+        ylim=(0, 1.02),
+    )
     return figure
 
 
+@style.context(STYLE)
 def survival_figure(run: RunRecord) -> Figure | None:
     """Share of episodes that still run, as the data has it and as the world learned it."""
     if run.termination is None:
@@ -152,15 +154,13 @@ def survival_figure(run: RunRecord) -> Figure | None:
             "linestyle": _DASHED,
         },
     }
-    with style.context(STYLE):
-        figure, axes = _single("Episodes still running")
-        for name, look in looks.items():
-            axes.plot([0, *curves["steps"]], [1, *curves[name]], **look)
-        axes.set_xlim(0, None)
-        axes.set_xlabel("steps")
-        axes.set_ylabel("share without a terminal state")
-        axes.set_ylim(0, 1.03)
-        axes.legend(loc="lower left")
+    figure, axes = _single("Episodes still running")
+    for name, look in looks.items():
+        axes.plot([0, *curves["steps"]], [1, *curves[name]], **look)
+    axes.set(
+        xlabel="steps", ylabel="share without a terminal state", xlim=(0, None), ylim=(0, 1.03)
+    )
+    axes.legend(loc="lower left")
     return figure
 
 
@@ -180,21 +180,20 @@ def losses(run: RunRecord) -> list[str]:
     return known[:1] + [name for name in ("entropy", "epsilon") if name in known[1:]][:1]
 
 
+@style.context(STYLE)
 def loss_figure(run: RunRecord) -> Figure:
     """A panel for each of `losses`."""
     chosen = losses(run)
-    with style.context(STYLE):
-        figure = Figure(figsize=_SIZE)
-        panels = figure.subplots(1, len(chosen), squeeze=False)[0]
-        for axes, name in zip(panels, chosen, strict=True):
-            curve = envelope(run.train, name)
-            band = (curve.low, curve.high)
-            _line(axes, curve.step, curve.mean, band, color=PALETTE[0], linewidth=1.3)
-            if name in ("critic_loss", "squared_error") and np.all(curve.low > 0):
-                axes.set_yscale("log")
-                plain_decades(axes, "y")
-            axes.set_title(_LOSSES[name])
-            _finish(axes, run.steps, "", ticks=3)
+    figure = Figure(figsize=_SIZE)
+    panels = figure.subplots(1, len(chosen), squeeze=False)[0]
+    for axes, name in zip(panels, chosen, strict=True):
+        curve = envelope(run.train, name)
+        band = (curve.low, curve.high)
+        _line(axes, curve.step, curve.mean, band, color=PALETTE[0], linewidth=1.3)
+        if name in ("critic_loss", "squared_error") and np.all(curve.low > 0):
+            logarithmic(axes, "y")
+        axes.set_title(_LOSSES[name])
+        _finish(axes, run.steps, "", ticks=3)
     return figure
 
 
@@ -214,6 +213,7 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     return {label: LINE_STYLES[number % len(LINE_STYLES)] for number, label in enumerate(labels)}
 
 
+@style.context(STYLE)
 def curves_figure(
     panels: Mapping[str, Mapping[str, Group]], styles: Mapping[str, LineStyle]
 ) -> Figure:
@@ -221,23 +221,22 @@ def curves_figure(
     named by what they are compared by, such as the value of a setting."""
     across = min(len(panels), 3 if len(panels) < 7 else 5)
     down = -(-len(panels) // across)
-    with style.context(STYLE):
-        width = _SIZE[0] if across == 1 else _WIDE + 3 * (across > 3)
-        figure = Figure(figsize=(width, (3.3 if across < 3 else 2.9) * down + 0.5))
-        grid = figure.subplots(down, across, squeeze=False).ravel()
-        of_values = _styles_of_values(panels, styles)
-        for axes, (dataset, groups) in zip(grid, panels.items(), strict=False):
-            runs = [run for group in groups.values() for run in group.runs]
-            first = representative(runs)
-            for label, group in groups.items():
-                _seeds_line(axes, group.runs, first.measure, label, of_values[label])
-            _data_line(axes, first)
-            axes.set_title(dataset, parse_math=False, fontsize=11 if across < 4 else 9)
-            axes.margins(y=0.1)  # room for the label of the data's line
-            _finish(axes, max(run.steps for run in runs), first.unit, ticks=5 if across < 4 else 3)
-        for axes in grid[len(panels) :]:
-            axes.remove()
-        _shared_legend(figure, list(grid[: len(panels)]))
+    width = _SIZE[0] if across == 1 else _WIDE + 3 * (across > 3)
+    figure = Figure(figsize=(width, (3.3 if across < 3 else 2.9) * down + 0.5))
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    of_values = _styles_of_values(panels, styles)
+    for axes, (dataset, groups) in zip(grid, panels.items(), strict=False):
+        runs = [run for group in groups.values() for run in group.runs]
+        first = representative(runs)
+        for label, group in groups.items():
+            _seeds_line(axes, group.runs, first.measure, label, of_values[label])
+        _data_line(axes, first)
+        axes.set_title(dataset, parse_math=False, fontsize=11 if across < 4 else 9)
+        axes.margins(y=0.1)  # room for the label of the data's line
+        _finish(axes, max(run.steps for run in runs), first.unit, ticks=5 if across < 4 else 3)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    _shared_legend(figure, list(grid[: len(panels)]))
     return figure
 
 
@@ -255,54 +254,53 @@ def _styles_of_values(
     return chosen
 
 
+@style.context(STYLE)
 def overview_figure(groups: Sequence[Group], styles: Mapping[str, LineStyle]) -> Figure:
     """The paper's figure of what matters: score, Q on the data and horizons, a line per group, of
     the first groups if there are many."""
     groups = groups[:MOST_GROUPS]
     everyone = [run for group in groups for run in group.runs]
     first = representative(everyone)
-    with style.context(STYLE):
-        figure = Figure(figsize=(_WIDE, 3.5))
-        score, value, horizon = figure.subplots(1, 3)
-        for group in groups:
-            label, look = group.label, styles[group.label]
-            _seeds_line(score, group.runs, first.measure, label, look)
-            _seeds_line(value, group.runs, "q_data", label, look)
-            dotted = look | {"linestyle": (0, (1.5, 1.5))}
-            _seeds_line(value, group.runs, "discounted_mean", "_", dotted)
-            _seeds_horizons(horizon, group.runs, label, look)
-        _data_line(score, first)
-        steps = max(run.steps for run in everyone)
-        for axes, title in (
-            (score, "Score" if first.scored else "Return"),
-            (value, "Q on the data (dotted: return)"),
-            (horizon, "Horizon: median, quartiles"),
-        ):
-            axes.set_title(title)
-            _finish(axes, steps, "", ticks=3)
-        _log2(horizon)
-        _shared_legend(figure, [score, value, horizon])
+    figure = Figure(figsize=(_WIDE, 3.5))
+    score, value, horizon = figure.subplots(1, 3)
+    for group in groups:
+        label, look = group.label, styles[group.label]
+        _seeds_line(score, group.runs, first.measure, label, look)
+        _seeds_line(value, group.runs, "q_data", label, look)
+        dotted = look | {"linestyle": (0, (1.5, 1.5))}
+        _seeds_line(value, group.runs, "discounted_mean", "_", dotted)
+        _seeds_horizons(horizon, group.runs, label, look)
+    _data_line(score, first)
+    steps = max(run.steps for run in everyone)
+    for axes, title in (
+        (score, "Score" if first.scored else "Return"),
+        (value, "Q on the data (dotted: return)"),
+        (horizon, "Horizon: median, quartiles"),
+    ):
+        axes.set_title(title)
+        _finish(axes, steps, "", ticks=3)
+    _log2(horizon)
+    _shared_legend(figure, [score, value, horizon])
     return figure
 
 
+@style.context(STYLE)
 def interval_figure(
     groups: Mapping[str, tuple[float, float, float]], styles: Mapping[str, LineStyle], unit: str
 ) -> Figure:
     """Interquartile means with their intervals, one below the other."""
-    with style.context(STYLE):
-        figure = Figure(figsize=(_WIDE, 0.9 + 0.3 * len(groups)))
-        axes = figure.subplots()
-        for place, (label, (middle, low, high)) in enumerate(groups.items()):
-            colour = styles[label]["color"]
-            axes.plot([low, high], [place, place], color=colour, linewidth=6, alpha=0.35)
-            axes.plot(middle, place, "o", color=colour)
-        axes.set_yticks(range(len(groups)), list(groups), parse_math=False)
-        axes.invert_yaxis()
-        axes.margins(y=0.3 / len(groups) + 0.1)
-        axes.grid(axis="x")
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel(unit)
-        axes.set_title("Interquartile mean, 95 % interval")
+    figure = Figure(figsize=(_WIDE, 0.9 + 0.3 * len(groups)))
+    axes = figure.subplots()
+    for place, (label, (middle, low, high)) in enumerate(groups.items()):
+        colour = styles[label]["color"]
+        axes.plot([low, high], [place, place], color=colour, linewidth=6, alpha=0.35)
+        axes.plot(middle, place, "o", color=colour)
+    axes.set_yticks(range(len(groups)), list(groups), parse_math=False)
+    axes.invert_yaxis()
+    axes.margins(y=0.3 / len(groups) + 0.1)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=unit, title="Interquartile mean, 95 % interval")
     return figure
 
 
@@ -321,6 +319,7 @@ def shared_steps(
     return steps, np.stack([np.interp(steps, c.step, c.mean) for c in columns])
 
 
+@style.context(STYLE)
 def maze_figure(
     maze: Sequence[str],
     cell: float,
@@ -329,30 +328,29 @@ def maze_figure(
 ) -> Figure:
     """Where evaluation episodes went, seen from above: walls, paths, their ends, the goals."""
     rows, columns = len(maze), len(maze[0])
-    with style.context(STYLE):
-        figure = Figure(figsize=(_SIZE[0], 0.8 + (_SIZE[0] - 0.2) * rows / columns))
-        axes = figure.subplots()
-        for row, line in enumerate(maze):
-            for column, letter in enumerate(line):
-                if letter == "#":  # the start cell (1, 1) is centred at the origin
-                    corner = (cell * (column - 1.5), cell * (row - 1.5))
-                    axes.add_patch(Rectangle(corner, cell, cell, facecolor=FAINT, edgecolor=FAINT))
-        for path in paths:
-            axes.plot(path[:, 0], path[:, 1], color=PALETTE[3], linewidth=1, alpha=0.45)
-        ends = np.array([path[-1] for path in paths])
-        axes.plot(ends[:, 0], ends[:, 1], "o", color=PALETTE[0], markersize=4, label="ends")
-        axes.plot(goals[:, 0], goals[:, 1], "*", color=PALETTE[2], markersize=9, label="goals")
-        axes.plot(0, 0, "s", color=INK, markersize=6, label="start")
-        axes.set_aspect("equal")
-        axes.set_xlim(-1.5 * cell, (columns - 1.5) * cell)
-        axes.set_ylim((rows - 1.5) * cell, -1.5 * cell)  # rows run downwards, as in the maze's text
-        axes.grid(visible=False)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        axes.set_title("Where episodes went")
-        axes.set_xticks([])
-        axes.set_yticks([])
-        _shared_legend(figure, [axes])
+    figure = Figure(figsize=(_SIZE[0], 0.8 + (_SIZE[0] - 0.2) * rows / columns))
+    axes = figure.subplots()
+    for row, line in enumerate(maze):
+        for column, letter in enumerate(line):
+            if letter == "#":  # the start cell (1, 1) is centred at the origin
+                corner = (cell * (column - 1.5), cell * (row - 1.5))
+                axes.add_patch(Rectangle(corner, cell, cell, facecolor=FAINT, edgecolor=FAINT))
+    for path in paths:
+        axes.plot(path[:, 0], path[:, 1], color=PALETTE[3], linewidth=1, alpha=0.45)
+    ends = np.array([path[-1] for path in paths])
+    axes.plot(ends[:, 0], ends[:, 1], "o", color=PALETTE[0], markersize=4, label="ends")
+    axes.plot(goals[:, 0], goals[:, 1], "*", color=PALETTE[2], markersize=9, label="goals")
+    axes.plot(0, 0, "s", color=INK, markersize=6, label="start")
+    axes.set(
+        title="Where episodes went",
+        aspect="equal",
+        xlim=(-1.5 * cell, (columns - 1.5) * cell),
+        ylim=((rows - 1.5) * cell, -1.5 * cell),  # rows run downwards, as in the maze's text
+        xticks=[],
+        yticks=[],
+    )
+    axes.spines[:].set_visible(False)
+    _shared_legend(figure, [axes])
     return figure
 
 
@@ -409,11 +407,8 @@ def _data_line(axes: Axes, run: RunRecord) -> None:
 
 
 def _finish(axes: Axes, steps: int, label: str, ticks: int = 5) -> None:
-    axes.set_xlim(0, max(steps, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
-    axes.set_xlabel("gradient steps")
-    axes.set_ylabel(label)
+    axes.set(xlabel="gradient steps", ylabel=label, xlim=(0, max(steps, 1)))
+    set_ticks(axes.xaxis, MaxNLocator(nbins=ticks, integer=True), thousands)
 
 
 def _log2(axes: Axes) -> None:
@@ -422,9 +417,7 @@ def _log2(axes: Axes) -> None:
     low, high = axes.get_ylim()
     powers = range(int(np.floor(np.log2(max(low, 0.5)))), int(np.ceil(np.log2(max(high, 2)))) + 1)
     every = -(-len(powers) // 8)
-    axes.yaxis.set_major_locator(FixedLocator([2.0**power for power in powers[::every]]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    set_ticks(axes.yaxis, FixedLocator([2.0**power for power in powers[::every]]), "{:g}".format)
     axes.set_ylim(low, high)
 
 

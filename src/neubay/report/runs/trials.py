@@ -7,9 +7,9 @@ from typing import Any
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from neubay.report.parts.figures import COLOURS, MUTED, STYLE, plain_decades
+from neubay.report.parts.figures import COLOURS, MUTED, STYLE, logarithmic, panel_grid
 from neubay.report.parts.numbers import duration
 from neubay.report.parts.tables import Cell, Grid, Heading, Row
 from neubay.report.runs.findings import Notice
@@ -41,7 +41,9 @@ def trial_grid(record: Record) -> Grid:
     best = record.best
     rows = []
     for trial in best_first(record.trials):
-        value = Cell() if trial.value is None else _value(trial.value, trial is best)
+        value = Cell()
+        if trial.value is not None:
+            value = Cell(f"{trial.value:,.2f}", trial.value, None, 1, trial is best, decimals=2)
         settings = [Cell(show(trial.settings.get(key))) for key in keys]
         work = Cell(duration(trial.seconds)) if trial.seconds else Cell()
         others = [Cell(str(len(trial.runs))), Cell(trial.state), work, Cell(trial.problem or "-")]
@@ -84,25 +86,21 @@ def notices(record: Record) -> list[Notice]:
     return found
 
 
+@style.context(STYLE)
 def value_figure(record: Record) -> Figure | None:
     """The value over each setting, a panel each; none before there is a value."""
     shown = [t for t in record.trials if t.value is not None and t.state in _MARKS]
     keys = _keys(record)
     if not shown or not keys:
         return None
-    columns = min(len(keys), MOST_COLUMNS)
-    rows = -(-len(keys) // columns)
-    with style.context(STYLE):
-        # As wide as other figures of a page, which all fill it: text is then of one size.
-        figure = Figure(figsize=(max(3.5 * columns, 7.0), 3.0 * rows), layout="constrained")
-        panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-        for axes, key in zip(panels, keys, strict=False):
-            _panel(axes, key, str(record.asked.get("search", {}).get(key, "")), shown)
-        for axes in panels[len(keys) :]:
-            axes.set_axis_off()
-        for axes in panels[::columns]:
-            axes.set_ylabel(record.metric)
-        _legend(figure, panels[0])
+    # As wide as other figures of a page, which all fill it: text is then of one size.
+    size = (7.0 if len(keys) == 1 else 3.5, 3.0)
+    figure, panels = panel_grid(len(keys), MOST_COLUMNS, size, sharey=True)
+    for axes, key in zip(panels, keys, strict=True):
+        _panel(axes, key, str(record.asked.get("search", {}).get(key, "")), shown)
+    for axes in panels[::MOST_COLUMNS]:
+        axes.set_ylabel(record.metric)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
     return figure
 
 
@@ -122,19 +120,12 @@ def _panel(axes: Axes, key: str, search: str, trials: Sequence[Trial]) -> None:
         axes.scatter(places, heights, s=22, marker=marker, color=colour, alpha=0.8, label=state)
     axes.set_xlabel(_symbol(key))
     if not numeric:
-        axes.xaxis.set_major_locator(FixedLocator(range(len(named))))
-        axes.xaxis.set_major_formatter(FixedFormatter(named))
+        axes.set_xticks(range(len(named)), named)
     elif search.startswith("log:") and min(v for v in values if v is not None) > 0:
-        axes.set_xscale("log")
-        plain_decades(axes, "x")
+        logarithmic(axes, "x")
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.axhline(max(t.value for t in trials if t.value is not None), color=MUTED, linewidth=0.8)
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=2)
 
 
 def _keys(record: Record) -> list[str]:
@@ -143,7 +134,3 @@ def _keys(record: Record) -> list[str]:
 
 def _symbol(key: str) -> str:
     return SYMBOLS.get(key, key)
-
-
-def _value(value: float, best: bool) -> Cell:
-    return Cell(f"{value:,.2f}", value, None, 1, best, decimals=2)

@@ -8,26 +8,26 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from neubay.report.parts.figures import COLOURS, INK, MUTED, STYLE, write_at
 from neubay.report.parts.numbers import number
 
 
+@style.context(STYLE)
 def dataset_figure(summary: Mapping[str, Any]) -> Figure:
     """Returns, episode lengths, visited states, spread of actions."""
-    with style.context(STYLE):
-        figure = Figure(figsize=(10, 6.4))
-        # Names are shown as they are: a dollar sign in one is no formula.
-        plain: dict[str, Any] = {"va": "center", "parse_math": False}
-        figure.text(0.015, 0.965, summary["name"], fontsize=14, fontweight="bold", **plain)
-        figure.text(0.015, 0.923, _subtitle(summary), color=MUTED, **plain)
-        figure.set_layout_engine("constrained", rect=(0.01, 0.01, 0.98, 0.89), hspace=0.08)
-        (returns, lengths), (states, actions) = figure.subplots(2, 2)
-        _draw_returns(returns, summary)
-        _draw_lengths(lengths, summary)
-        _draw_states(states, summary)
-        _draw_actions(actions, summary)
+    figure = Figure(figsize=(10, 6.4))
+    # Names are shown as they are: a dollar sign in one is no formula.
+    plain: dict[str, Any] = {"va": "center", "parse_math": False}
+    figure.text(0.015, 0.965, summary["name"], fontsize=14, fontweight="bold", **plain)
+    figure.text(0.015, 0.923, _subtitle(summary), color=MUTED, **plain)
+    figure.set_layout_engine("constrained", rect=(0.01, 0.01, 0.98, 0.89), hspace=0.08)
+    (returns, lengths), (states, actions) = figure.subplots(2, 2)
+    _draw_returns(returns, summary)
+    _draw_lengths(lengths, summary)
+    _draw_states(states, summary)
+    _draw_actions(actions, summary)
     return figure
 
 
@@ -51,9 +51,7 @@ def _draw_returns(axes: Axes, summary: Mapping[str, Any]) -> None:
     _label_line(axes, mean, text, COLOURS["vermilion"])
     left_out = summary["endings"]["cut"]
     note = f", {left_out:,} cut ones left out" if left_out and not returns["only_cut"] else ""
-    axes.set_title("Returns")
-    axes.set_xlabel(f"raw return of an episode{note}")
-    axes.set_ylabel("episodes")
+    axes.set(title="Returns", xlabel=f"raw return of an episode{note}", ylabel="episodes")
 
 
 def _draw_lengths(axes: Axes, summary: Mapping[str, Any]) -> None:
@@ -76,8 +74,7 @@ def _draw_lengths(axes: Axes, summary: Mapping[str, Any]) -> None:
         )
         if count
     ]
-    axes.set_title("Lengths")
-    axes.set_xlabel(f"steps of an episode\nends: {', '.join(ways)}")
+    axes.set(title="Lengths", xlabel=f"steps of an episode\nends: {', '.join(ways)}")
 
 
 def _draw_states(axes: Axes, summary: Mapping[str, Any]) -> None:
@@ -95,9 +92,11 @@ def _draw_states(axes: Axes, summary: Mapping[str, Any]) -> None:
     )
     axes.grid(False)
     shares = [f" ({share:.0%} of variance)" for share in coverage["explained"]] + ["", ""]
-    axes.set_title(f"States: {coverage['occupied']:.0%} occupied")
-    axes.set_xlabel(f"first principal component{shares[0]}, std")
-    axes.set_ylabel(f"second{shares[1]}")
+    axes.set(
+        title=f"States: {coverage['occupied']:.0%} occupied",
+        xlabel=f"first principal component{shares[0]}, std",
+        ylabel=f"second{shares[1]}",
+    )
 
 
 def _draw_actions(axes: Axes, summary: Mapping[str, Any]) -> None:
@@ -106,10 +105,8 @@ def _draw_actions(axes: Axes, summary: Mapping[str, Any]) -> None:
     dimensions = range(len(means))
     if summary["actions"] == "discrete":
         axes.bar(dimensions, means, width=0.7, color=COLOURS["green"])
-        axes.set_ylim(0, None)
-        axes.set_title("Actions: how often each is taken")
-        axes.set_xlabel("action")
-        axes.set_ylabel("share")
+        title = "Actions: how often each is taken"
+        axes.set(title=title, xlabel="action", ylabel="share", ylim=(0, None))
     else:
         green = COLOURS["green"]
         thick = min(9.0, 150 / len(means))
@@ -128,11 +125,13 @@ def _draw_actions(axes: Axes, summary: Mapping[str, Any]) -> None:
             label="mean ± std",
         )
         axes.plot(dimensions, means, "o", color=INK, markersize=min(5.0, 90 / len(means)))
-        axes.set_ylim(-1.06, 1.06)
-        axes.set_xlim(-0.7, len(means) - 0.3)
-        axes.set_title(f"Actions: {coverage['action_freedom']:.0%} free of the state")
-        axes.set_xlabel("action dimension (thin: middle 98 %, thick: mean ± std)")
-        axes.set_ylabel("action, scaled to [-1, 1]")
+        axes.set(
+            title=f"Actions: {coverage['action_freedom']:.0%} free of the state",
+            xlabel="action dimension (thin: middle 98 %, thick: mean ± std)",
+            ylabel="action, scaled to [-1, 1]",
+            xlim=(-0.7, len(means) - 0.3),
+            ylim=(-1.06, 1.06),
+        )
     axes.set_xticks(range(0, len(means), -(-len(means) // 10)))
 
 
@@ -157,4 +156,4 @@ def _bars(axes: Axes, histogram: Mapping[str, Any], colour: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.5g}"))
+        axis.set_major_formatter(lambda value, _: f"{value:,.5g}")

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from neubay.errors import NeubayError
-from neubay.report.parts.figures import COLOURS, STYLE, plain_decades
+from neubay.report.parts.figures import COLOURS, STYLE, logarithmic
 from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze guard -->"
@@ -73,47 +73,38 @@ _FALLBACK: dict[str, Callable[[Row], str]] = {
 }
 
 
+@style.context(STYLE)
 def guard_figure(results: Sequence[Record]) -> Figure:
     """Falls announced, and how many steps ahead, over false alarms; a column for each run that has
     falls. A line is the posterior alone over its limits, a mark a guard."""
     results = [run for run in results if run["alone"]["falls"]] or results[:1]
-    with style.context(STYLE):
-        figure = Figure(figsize=(3.4 * max(len(results), 2), 4.8), layout="constrained")
-        panels = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
-        for (upper, lower), run in zip(panels.T, results, strict=True):
-            _draw(upper, run, _share)
-            _draw(lower, run, lambda found: found["ahead"])
-            upper.set_title(f"{run['dataset']}\n{run['run']}")
-            upper.set_ylim(-0.03, 1.03)
-            lower.set_ylim(0, None)
-            lower.set_xlabel("false alarms per 1,000 steps")
-        panels[0, 0].set_ylabel("share of falls announced")
-        panels[1, 0].set_ylabel("steps ahead (median)")
-        panels[0, 0].legend(loc="lower right")
+    figure = Figure(figsize=(3.4 * max(len(results), 2), 4.8), layout="constrained")
+    panels = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    for (upper, lower), run in zip(panels.T, results, strict=True):
+        _draw(upper, run, _share)
+        _draw(lower, run, lambda found: found["ahead"])
+        upper.set(title=f"{run['dataset']}\n{run['run']}", ylim=(-0.03, 1.03))
+        lower.set(xlabel="false alarms per 1,000 steps", ylim=(0, None))
+    panels[0, 0].set_ylabel("share of falls announced")
+    panels[1, 0].set_ylabel("steps ahead (median)")
+    panels[0, 0].legend(loc="lower right")
     return figure
 
 
 def _draw(axes: Axes, run: Record, value: Callable[[Record], float | None]) -> None:
     def points(found: Sequence[Record]) -> tuple[list[float], list[float]]:
-        values = (value(each) for each in found)
-        return [_false(each) for each in found], [
-            math.nan if each is None else each for each in values
-        ]
+        false = [max(each["false_per_thousand"] or 0.0, LEAST) for each in found]
+        return false, [math.nan if (at := value(each)) is None else at for each in found]
 
     blue, *others = COLOURS.values()
     axes.plot(*points(run["posterior"]), color=blue, label="posterior, over its limit")
     for (name, guard), mark, colour in zip(run["guards"].items(), "osD", others, strict=False):
         axes.plot(*points([guard]), mark, color=colour, label=name, markersize=7)
-    axes.set_xscale("log")
-    plain_decades(axes, "x")
+    logarithmic(axes, "x")
 
 
 def _share(found: Record) -> float | None:
     return found["announced"] / found["falls"] if found["falls"] else None
-
-
-def _false(found: Record) -> float:
-    return max(found["false_per_thousand"] or 0.0, LEAST)
 
 
 def _worth(earned: Record) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from neubay.report.parts.figures import COLOURS, FAINT, STYLE, plain_decades
+from neubay.report.parts.figures import COLOURS, FAINT, STYLE, logarithmic, panel_grid
 from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze termination -->"
@@ -17,27 +17,19 @@ Record = Mapping[str, Any]
 Columns = dict[str, Callable[[Any], str]]
 
 
+@style.context(STYLE)
 def survival_figure(results: Sequence[Record]) -> Figure:
     """Shares of imagined rollouts that still run, under both rules; a panel for each world."""
-    columns = min(len(results), 3)
-    rows = -(-len(results) // columns)
-    with style.context(STYLE):
-        figure = Figure(figsize=(3.6 * columns, 2.8 * rows), layout="constrained")
-        panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-        for axes, result in zip(panels, results, strict=False):
-            curves = result["imagined"]
-            steps = curves["survival_steps"]
-            axes.plot(steps, curves["survival_rule"], color=FAINT, linewidth=5, label="known rule")
-            axes.plot(steps, curves["survival_learned"], color=COLOURS["blue"], label="learned")
-            axes.set_xscale("log")
-            plain_decades(axes, "x")
-            axes.set_ylim(0, 1.03)
-            axes.set_title(result["data"], loc="left")
-            axes.set_xlabel("imagined steps")
-        for axes in panels[len(results) :]:
-            axes.set_visible(False)
-        panels[0].set_ylabel("share still running")
-        panels[0].legend(loc="lower left")
+    figure, panels = panel_grid(len(results), 3, (3.6, 2.8), sharey=True)
+    for axes, result in zip(panels, results, strict=True):
+        curves = result["imagined"]
+        steps = curves["survival_steps"]
+        axes.plot(steps, curves["survival_rule"], color=FAINT, linewidth=5, label="known rule")
+        axes.plot(steps, curves["survival_learned"], color=COLOURS["blue"], label="learned")
+        logarithmic(axes, "x")
+        axes.set(title=result["data"], xlabel="imagined steps", ylim=(0, 1.03))
+    panels[0].set_ylabel("share still running")
+    panels[0].legend(loc="lower left")
     return figure
 
 

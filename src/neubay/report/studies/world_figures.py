@@ -12,7 +12,7 @@ from jaxtyping import Float
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from neubay.report.parts.figures import (
     COLOURS,
@@ -21,7 +21,8 @@ from neubay.report.parts.figures import (
     MUTED,
     STYLE,
     decade,
-    plain_decades,
+    logarithmic,
+    set_ticks,
     write_at,
 )
 
@@ -39,34 +40,34 @@ _DECADES = 4  # by how much an exploding curve may widen an axis before it leave
 # --- The spread of uncertainty -------------------------------------------------------------------
 
 
+@style.context(_STYLE)
 def uncertainty_figure(spreads: Sequence[Record]) -> Figure:
     """Empirical distribution functions of U / mean_D(U), on a logit axis that shows both tails.
 
     A world on its own data is a full line; on other data, a dashed one of the same colour.
     """
     worlds = list(dict.fromkeys(spread["world"] for spread in spreads))
-    with style.context(_STYLE):
-        figure = Figure(figsize=(8, 4.8))
-        axes = figure.subplots()
-        axes.axvline(1, color=MUTED, linewidth=1, linestyle=":")
-        for spread in spreads:
-            others = [s["data"] for s in spreads if s["world"] == spread["world"] and not s["own"]]
-            dash = 1.5 * (1 + others.index(spread["data"])) if not spread["own"] else 0
-            axes.plot(
-                spread["normalised"],
-                spread["probability"],
-                color=_PALETTE[worlds.index(spread["world"]) % len(_PALETTE)],
-                linestyle=(0, (dash, 1.5)) if dash else "-",
-                label=_spread_label(spread),
-            )
-        axes.set_xscale("log")
-        axes.set_yscale("logit")
-        plain_decades(axes, "x")
-        _probability_axis(axes, max(spread["transitions"] for spread in spreads))
-        axes.set_xlabel("uncertainty U(s, a) in units of its mean over the world's own data")
-        axes.set_ylabel("share of transitions below")
-        axes.set_title("Spread of uncertainty", loc="left")
-        figure.legend(loc="outside right upper")
+    figure = Figure(figsize=(8, 4.8))
+    axes = figure.subplots()
+    axes.axvline(1, color=MUTED, linewidth=1, linestyle=":")
+    for spread in spreads:
+        others = [s["data"] for s in spreads if s["world"] == spread["world"] and not s["own"]]
+        dash = 1.5 * (1 + others.index(spread["data"])) if not spread["own"] else 0
+        axes.plot(
+            spread["normalised"],
+            spread["probability"],
+            color=_PALETTE[worlds.index(spread["world"]) % len(_PALETTE)],
+            linestyle=(0, (dash, 1.5)) if dash else "-",
+            label=_spread_label(spread),
+        )
+    logarithmic(axes, "x")
+    _probability_axis(axes, max(spread["transitions"] for spread in spreads))
+    axes.set(
+        xlabel="uncertainty U(s, a) in units of its mean over the world's own data",
+        ylabel="share of transitions below",
+    )
+    axes.set_title("Spread of uncertainty", loc="left")
+    figure.legend(loc="outside right upper")
     return figure
 
 
@@ -77,17 +78,17 @@ def _spread_label(spread: Record) -> str:
 
 
 def _probability_axis(axes: Axes, count: int) -> None:
-    """Ticks at 0.01, 0.1, 0.5, 0.9, 0.99 ... as far as `count` values reach."""
+    """A logit axis with ticks at 0.01, 0.1, 0.5, 0.9, 0.99 ... as far as `count` values reach."""
     tails = [10.0**-power for power in range(1, max(2, int(math.log10(count)) + 1))]
-    axes.yaxis.set_major_locator(FixedLocator([*tails, 0.5, *(1 - tail for tail in tails)]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.7g}"))
-    axes.set_ylim(0.4 / count, 1 - 0.4 / count)
+    places = FixedLocator([*tails, 0.5, *(1 - tail for tail in tails)])
+    axes.set(yscale="logit", ylim=(0.4 / count, 1 - 0.4 / count))
+    set_ticks(axes.yaxis, places, "{:.7g}".format)
 
 
 # --- Compounding errors --------------------------------------------------------------------------
 
 
+@style.context(_STYLE)
 def compounding_figure(results: Sequence[Record]) -> Figure:
     """One row per evaluation dataset: state error, state norm, reward bias, U against error.
 
@@ -97,21 +98,20 @@ def compounding_figure(results: Sequence[Record]) -> Figure:
     labels = _world_labels(worlds)
     trained_on = " / ".join(dict.fromkeys(world["trained_on"] for world in worlds))
     title = f"{trained_on}: {results[0]['rollouts']} rollouts of recorded actions"
-    with style.context(_STYLE):
-        figure, rows = _panels(len(results), 4, title)
-        for panels, result in zip(rows, results, strict=True):
-            _draw_errors(panels[0], result, labels)
-            _draw_norms(panels[1], result, labels)
-            _draw_bias(panels[2], result, labels)
-            _draw_uncertainty_against_error(panels[3], result)
-            _name_row(panels[0], result["data"], "RMSE(ŝ, s)")
-        _name_columns(
-            rows,
-            ("state error", "state norm", "reward bias", "does U predict the error?"),
-            (*3 * ("imagined steps",), "U(ŝ, a), lines at U(ζ)"),
-        )
-        handles, names = rows[0][1].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper right", ncols=len(names), fontsize=11)
+    figure, rows = _panels(len(results), 4, title)
+    for panels, result in zip(rows, results, strict=True):
+        _draw_errors(panels[0], result, labels)
+        _draw_norms(panels[1], result, labels)
+        _draw_bias(panels[2], result, labels)
+        _draw_uncertainty_against_error(panels[3], result)
+        _name_row(panels[0], result["data"], "RMSE(ŝ, s)")
+    _name_columns(
+        rows,
+        ("state error", "state norm", "reward bias", "does U predict the error?"),
+        (*3 * ("imagined steps",), "U(ŝ, a), lines at U(ζ)"),
+    )
+    handles, names = rows[0][1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper right", ncols=len(names), fontsize=11)
     return figure
 
 
@@ -131,14 +131,13 @@ def _draw_bands(axes: Axes, result: Record, name: str, labels: Labels) -> list[R
     bands = [world[name] for world in result["worlds"]]
     for band, (label, colour) in zip(bands, labels, strict=True):
         _draw_band(axes, result["steps"], band, colour, label)
-    axes.set_xscale("log")
     axes.set_xlim(1, max(result["longest"], 2))
-    plain_decades(axes, "x")
+    logarithmic(axes, "x")
     return bands
 
 
 def _draw_errors(axes: Axes, result: Record, labels: Labels) -> None:
-    _logarithmic(axes, _draw_bands(axes, result, "state_error", labels))
+    _fill_range(axes, _draw_bands(axes, result, "state_error", labels))
     for world, (_, colour) in zip(result["worlds"], labels, strict=True):
         if world["overflowed"]:
             text = f"{world['overflowed']} of {result['rollouts']} overflow"
@@ -152,7 +151,7 @@ def _draw_errors(axes: Axes, result: Record, labels: Labels) -> None:
 def _draw_norms(axes: Axes, result: Record, labels: Labels) -> None:
     _draw_band(axes, result["steps"], result["data_norm"], MUTED, "recorded", alpha=0.35)
     bands = _draw_bands(axes, result, "state_norm", labels)
-    _logarithmic(axes, [*bands, result["data_norm"]])
+    _fill_range(axes, [*bands, result["data_norm"]])
     axes.set_ylabel("RMS(ŝ)")
 
 
@@ -165,8 +164,7 @@ def _draw_bias(axes: Axes, result: Record, labels: Labels) -> None:
         axes.set_yscale("symlog", linthresh=calm, linscale=1.5)
         _two_sided_decades(axes, calm)
     limit = min(1.1 * wild, 10**_DECADES * calm)
-    axes.set_ylim(-limit, limit)
-    axes.set_ylabel("r̂ - r")
+    axes.set(ylabel="r̂ - r", ylim=(-limit, limit))
 
 
 def _draw_uncertainty_against_error(axes: Axes, result: Record) -> None:
@@ -190,28 +188,28 @@ def _spread_line(axes: Axes, spread: float) -> None:
 # --- Calibration ---------------------------------------------------------------------------------
 
 
+@style.context(_STYLE)
 def calibration_figure(result: Record) -> Figure:
     """One row per dataset: U against one-step error, ROC of danger, coverage of intervals."""
     assessments = result["assessments"]
     norm = "with" if result["layer_norm"] else "without"
     title = f"{result['trained_on']}: {result['members']} members {norm} LayerNorm, one step ahead"
-    with style.context(_STYLE):
-        figure, rows = _panels(len(assessments), 3, title)
-        for panels, assessed in zip(rows, assessments, strict=True):
-            colour = _LAYER_NORM[result["layer_norm"]]
-            _draw_danger(panels[0], assessed, result["danger_level"], colour)
-            _draw_roc(panels[1], assessed, colour)
-            _draw_coverage(panels[2], assessed["coverage"], colour)
-            if assessed["own"]:
-                _draw_held_out(panels[2], result["held_out"])
-            _name_row(panels[0], assessed["data"], "error e, standardised")
-        _name_columns(
-            rows,
-            ("error and uncertainty", "finding dangerous errors", "predictive intervals"),
-            ("U(s, a), lines at U(ζ)", "harmless steps cut, dots at U(ζ)", "nominal probability"),
-        )
-        for axes in rows[:, 2]:
-            axes.legend(loc="lower right")
+    figure, rows = _panels(len(assessments), 3, title)
+    for panels, assessed in zip(rows, assessments, strict=True):
+        colour = _LAYER_NORM[result["layer_norm"]]
+        _draw_danger(panels[0], assessed, result["danger_level"], colour)
+        _draw_roc(panels[1], assessed, colour)
+        _draw_coverage(panels[2], assessed["coverage"], colour)
+        if assessed["own"]:
+            _draw_held_out(panels[2], result["held_out"])
+        _name_row(panels[0], assessed["data"], "error e, standardised")
+    _name_columns(
+        rows,
+        ("error and uncertainty", "finding dangerous errors", "predictive intervals"),
+        ("U(s, a), lines at U(ζ)", "harmless steps cut, dots at U(ζ)", "nominal probability"),
+    )
+    for axes in rows[:, 2]:
+        axes.legend(loc="lower right")
     return figure
 
 
@@ -232,13 +230,10 @@ def _draw_roc(axes: Axes, assessed: Record, colour: str) -> None:
     axes.plot(chance, chance, color=MUTED, linewidth=1, linestyle=_DASHED)
     false_alarm = np.maximum(np.asarray(assessed["roc_false_alarm"], float), edge)
     axes.plot(false_alarm, assessed["roc_caught"], color=colour)
-    axes.set_xscale("log")
-    axes.set_xlim(edge, 1)
-    plain_decades(axes, "x")
+    axes.set(ylabel="dangerous steps cut", xlim=(edge, 1), ylim=(-0.02, 1.04))
+    logarithmic(axes, "x")
     _mark_thresholds(axes, assessed["separations"], edge)
     _note(axes, f"AUROC {_decimals(assessed['auroc'])}")
-    axes.set_ylim(-0.02, 1.04)
-    axes.set_ylabel("dangerous steps cut")
 
 
 def _mark_thresholds(axes: Axes, separations: Sequence[Record], edge: float) -> None:
@@ -269,9 +264,7 @@ def _draw_coverage(axes: Axes, intervals: Sequence[Record], colour: str) -> None
     ):
         share = [interval[kind] for interval in intervals]
         axes.plot(nominal, share, marker=marker, markersize=5, color=shade, label=label)
-    axes.set_xlim(0.45, 1.01)
-    axes.set_ylim(0, 1.04)
-    axes.set_ylabel("share inside")
+    axes.set(ylabel="share inside", xlim=(0.45, 1.01), ylim=(0, 1.04))
 
 
 def _draw_held_out(axes: Axes, intervals: Sequence[Record]) -> None:
@@ -332,14 +325,13 @@ def _draw_band(
     axes.plot(steps, np.asarray(band["median"], float), color=colour, label=label)
 
 
-def _logarithmic(axes: Axes, bands: Sequence[Record]) -> None:
+def _fill_range(axes: Axes, bands: Sequence[Record]) -> None:
     """A logarithmic range that the calmest band fills; an exploding one leaves it."""
     edges = [_edges(band) for band in bands]
     low = min((float(edge[edge > 0].min()) for edge in edges if (edge > 0).any()), default=1e-3)
     calm, wild = (choose(float(np.nanmax(edge)) for edge in edges) for choose in (min, max))
-    axes.set_yscale("log")
     axes.set_ylim(low / 1.5, max(min(wild * 1.5, calm * 10**_DECADES), 3 * low))
-    plain_decades(axes, "y")
+    logarithmic(axes, "y")
 
 
 def _scatter(axes: Axes, points: Record, colour: str) -> None:
@@ -347,11 +339,9 @@ def _scatter(axes: Axes, points: Record, colour: str) -> None:
     error = np.asarray(points["point_error"], float)
     axes.scatter(uncertainty, error, s=6, color=colour, alpha=0.35, linewidths=0)
     if (uncertainty > 0).any():  # a single member is never uncertain
-        axes.set_xscale("log")
-        plain_decades(axes, "x")
+        logarithmic(axes, "x")
     if (error > 0).any():
-        axes.set_yscale("log")
-        plain_decades(axes, "y")
+        logarithmic(axes, "y")
 
 
 def _zeta_lines(axes: Axes, thresholds: Sequence[Record]) -> None:
@@ -377,11 +367,9 @@ def _two_sided_decades(axes: Axes, linear: float) -> None:
     """Ticks of an axis that is linear up to `linear` and logarithmic beyond: 0 and few decades."""
     powers = range(math.ceil(math.log10(linear)), 39)
     decades = [10.0**power for power in powers]
-    axes.yaxis.set_major_locator(
-        FixedLocator([*(-decade for decade in reversed(decades)), 0, *decades], nbins=None)
+    set_ticks(
+        axes.yaxis, FixedLocator([*(-each for each in reversed(decades)), 0, *decades]), decade
     )
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: decade(value)))
 
 
 def _decimals(value: float | None) -> str:

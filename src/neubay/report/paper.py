@@ -61,9 +61,10 @@ def grids(name: str) -> list[Grid]:
 def grid(table: PaperTable) -> Grid:
     """A table as the paper prints it: its bold and marked cells, and its shading of changes."""
     decimals = 2 if table.name == "neorl2_safety_half_cheetah" else 1
+    titles = {str(key): each.title for key, each in published.benchmarks().items()}
     rows = [
         Row(
-            _row_title(name),
+            titles.get(name, name),
             tuple(_cell(table, name, column, decimals) for column in table.columns),
         )
         for name in table.rows
@@ -187,11 +188,10 @@ def _cell(table: PaperTable, row: str, column: PaperColumn, decimals: int) -> Ce
 
 
 def _printed_average(table: PaperTable) -> Row:
-    cells = []
-    for number, _ in enumerate(table.columns):
-        cell = None if table.average is None else table.average[number]
-        one = Cell() if cell is None else Cell.of(Sample(cell.mean, None, SEEDS), best=cell.best)
-        cells.append(one)
+    cells = (
+        Cell() if cell is None else Cell.of(Sample(cell.mean, None, SEEDS), best=cell.best)
+        for cell in table.average or ()
+    )
     return Row("average, as printed", tuple(cells), rule=True)
 
 
@@ -251,9 +251,3 @@ def _origins(table: PaperTable) -> list[str]:
         for name, one in known.items()
         if name in names
     ]
-
-
-def _row_title(name: str) -> str:
-    """A benchmark by its title; a dataset as it is."""
-    titles = {str(key): each.title for key, each in published.benchmarks().items()}
-    return titles.get(name, name)

@@ -3,7 +3,7 @@
 Everything here takes scores, one per seed, and knows nothing of where they came from.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,39 +40,32 @@ def interquartile_mean(scores: Float[np.ndarray, "*batch values"]) -> Float[np.n
 
 
 def stratified_bootstrap(
-    tasks: Sequence[Float[np.ndarray, " _"]],
-    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    tasks: Sequence[Float[np.ndarray, " _"]], *, resamples: int = 2000
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic of all scores, resampling the seeds of each task apart.
+    """95 % interval of the IQM of all scores, by percentiles, resampling the seeds of each task
+    apart.
 
     `scipy.stats.bootstrap` of several samples resamples each on its own, so that the interval tells
     the spread over seeds and not the difference between tasks. SciPy refuses samples of one
     observation: a task with a single seed enters every resample as it is, and with one seed for
     every task the interval is a point.
-
-    Args:
-        statistic: reduces the last axis.
     """
     single = np.concatenate([np.empty(0), *(scores for scores in tasks if len(scores) == 1)])
     several = [scores for scores in tasks if len(scores) > 1]
 
     def of_all(*drawn: np.ndarray, axis: int) -> np.ndarray:
         constant = np.broadcast_to(single, (*drawn[0].shape[:-1], len(single)))
-        return statistic(np.concatenate([*drawn, constant], axis=-1))
+        return interquartile_mean(np.concatenate([*drawn, constant], axis=-1))
 
     if not several:
-        return float(statistic(single)), float(statistic(single))
+        return float(interquartile_mean(single)), float(interquartile_mean(single))
     found = stats.bootstrap(
         several,
         of_all,
         n_resamples=resamples,
-        confidence_level=confidence,
+        confidence_level=0.95,
         method="percentile",
-        rng=seed,
+        rng=0,
     )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 

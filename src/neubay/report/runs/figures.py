@@ -23,7 +23,7 @@ from neubay.report.parts.figures import (
     write_at,
 )
 from neubay.report.runs.groups import Group, representative
-from neubay.report.runs.records import Curves, RunRecord
+from neubay.report.runs.records import Curves, RunRecord, finite_values
 
 PALETTE = [COLOURS[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky")]
 MOST_GROUPS = len(PALETTE)
@@ -75,8 +75,15 @@ def score_figure(run: RunRecord) -> Figure:
     band = None if spread is None else (column - spread, column + spread)
     _line(axes, steps, column, band, color=PALETTE[0], marker="o", markersize=4)
     _data_line(axes, run)
-    how: dict[str, Any] = {"ha": "right", "fontweight": "bold", "color": PALETTE[0]}
-    write_at(axes, f"{column[-1]:,.1f}", (steps[-1], column[-1]), (0, 7), **how)
+    write_at(
+        axes,
+        f"{column[-1]:,.1f}",
+        (steps[-1], column[-1]),
+        (0, 7),
+        ha="right",
+        fontweight="bold",
+        color=PALETTE[0],
+    )
     _finish(axes, run.steps, "mean" if spread is None else "mean ± std over episodes")
     return figure
 
@@ -105,8 +112,14 @@ def horizon_figure(run: RunRecord) -> Figure:
     figure, axes = _single("Rollout horizons")
     _seeds_horizons(axes, [run], "median and quartiles", {"color": PALETTE[0]})
     longest = envelope(run.train, "horizon_max")
-    how: dict[str, Any] = {"linewidth": 1.2, "linestyle": _DASHED, "label": "longest"}
-    axes.plot(longest.step, longest.mean, color=MUTED, **how)
+    axes.plot(
+        longest.step,
+        longest.mean,
+        color=MUTED,
+        linewidth=1.2,
+        linestyle=_DASHED,
+        label="longest",
+    )
     _shared_legend(figure, [axes])
     _log2(axes)
     _finish(axes, run.steps, "imagined steps")
@@ -176,7 +189,7 @@ _LOSSES = {
 def losses(run: RunRecord) -> list[str]:
     """What of the learner to show: its loss, and the entropy of its policy or how often it acts at
     random."""
-    known = [name for name in _LOSSES if np.isfinite(run.train.get(name, np.empty(0))).any()]
+    known = [name for name in _LOSSES if len(finite_values(run.train, name))]
     return known[:1] + [name for name in ("entropy", "epsilon") if name in known[1:]][:1]
 
 
@@ -402,8 +415,16 @@ def _data_line(axes: Axes, run: RunRecord) -> None:
     level = run.data_result
     if level is not None:
         axes.axhline(level, color=INK, linewidth=1.1, linestyle=_DASHED)
-        place, how = ("axes fraction", "data"), {"ha": "right", "va": "bottom", "fontsize": 8.5}
-        write_at(axes, f"the data: {level:,.1f}", (0.99, level), (0, 3), place, **how)
+        write_at(
+            axes,
+            f"the data: {level:,.1f}",
+            (0.99, level),
+            (0, 3),
+            ("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8.5,
+        )
 
 
 def _finish(axes: Axes, steps: int, label: str, ticks: int = 5) -> None:

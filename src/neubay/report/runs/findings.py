@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from neubay.report.runs.records import UNCERTAINTY_FILE, RunRecord, newest
+from neubay.report.parts.numbers import shown
+from neubay.report.runs.records import UNCERTAINTY_FILE, RunRecord, finite_values, newest
 
 SHORT_HORIZON = 10
 """Imagined steps at or below which the paper's method is known to overestimate."""
@@ -100,8 +101,7 @@ def _overestimation(run: RunRecord) -> list[Notice]:
 
 def q_on_data(run: RunRecord) -> float | None:
     """Q on the data, averaged over the last tenth of training."""
-    values = run.train.get("q_data", np.empty(0))
-    values = values[np.isfinite(values)]
+    values = finite_values(run.train, "q_data")
     return float(values[-max(len(values) // 10, 1) :].mean()) if len(values) else None
 
 
@@ -176,9 +176,10 @@ def _learned_ends(run: RunRecord) -> list[Notice]:
     alarms = learned["false_alarms_apart"]
     alarms = learned["false_alarms"] if alarms is None else alarms
     falsely = 1 - (1 - alarms) ** LONG
+    precision, recall = (shown(learned[name], ".1%") for name in ("precision", "recall"))
     text = (
         f"From {learned['ends']:,} ends of the data. On held-out episodes: precision "
-        f"{_share(learned['precision'])}, recall {_share(learned['recall'])}; of steps that "
+        f"{precision}, recall {recall}; of steps that "
         f"no end follows within ten, {1000 * alarms:.2g} in 1,000 are called ends, which ends "
         f"{falsely:.0%} of rollouts of {LONG} steps. Ends per 1,000 steps: "
         f"{1000 * learned['rate']:.3g} in the data, {1000 * learned['rate_imagined']:.3g} imagined."
@@ -187,7 +188,3 @@ def _learned_ends(run: RunRecord) -> list[Notice]:
         advice = "Write the rule down (--task-file) if you know it, or log more ends."
         return [Notice("warning", "Learned ends come too often", f"{text} {advice}")]
     return [Notice("fact", "What ends an episode was learned", text)]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -52,8 +52,9 @@ class Report:
                 paths = self._write(Path(draft))
                 names = [path.relative_to(draft).as_posix() for path in paths]
                 _refuse_foreign(folder, [*names, LIST])
-                _remove_listed(folder)
-                (folder / LIST).unlink(missing_ok=True)
+                for name in (*_listed(folder), LIST):
+                    if (folder / name).is_file():
+                        (folder / name).unlink()
                 for name in names:
                     (folder / name).parent.mkdir(exist_ok=True)
                     Path(draft, name).replace(folder / name)
@@ -106,12 +107,6 @@ def _listed(folder: Path) -> list[str]:
         return []
     split = [(line, *line.partition("/")[::2]) for line in lines]
     return [line for line, place, name in split if place in FOLDERS and name == Path(name).name]
-
-
-def _remove_listed(folder: Path) -> None:
-    for name in _listed(folder):
-        if (folder / name).is_file():
-            (folder / name).unlink()
 
 
 # --- One run -------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float
 
 from neubay.errors import DAMAGE, NeubayError, RunError, reason
+from neubay.report.parts.numbers import rounded
 from neubay.report.runs.verdicts import Decision, decision_of, read_decision
 from neubay.runs import rundir, tracking
 from neubay.runs.files import read_json
-from neubay.runs.values import flat, is_number
+from neubay.runs.values import finite, flat, is_number
 
 POINTS = 20_000
 """Rows of a metrics file that are read at most: a curve shows no more."""
@@ -80,8 +81,7 @@ class RunRecord:
 
     @property
     def dataset(self) -> str:
-        name: str = self.about["dataset"]["name"]
-        return name
+        return str(self.about["dataset"]["name"])
 
     @property
     def hash(self) -> str | None:
@@ -189,9 +189,14 @@ class RunRecord:
 
 def newest(curves: Curves, name: str) -> float | None:
     """The newest finite value of a column; none where there is none."""
+    values = finite_values(curves, name)
+    return float(values[-1]) if len(values) else None
+
+
+def finite_values(curves: Curves, name: str) -> Float[np.ndarray, " _"]:
+    """The finite values of a column; none at all where there is no such column."""
     values = curves.get(name, np.empty(0))
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if len(finite) else None
+    return values[np.isfinite(values)]
 
 
 def _text(value: Any) -> str | None:
@@ -396,14 +401,8 @@ def _curve(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _rounded(value: Any) -> Any:
-    """Four digits: more would say what is not known, and fill the file."""
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.4g}") if math.isfinite(value) else None
-    return value
+    """Four digits: more would say what is not known."""
+    return finite(rounded(value, 4))
 
 
 def read_condensed(path: Path) -> list[RunRecord]:
@@ -467,7 +466,7 @@ def _config_of_changes(entry: dict[str, Any]) -> dict[str, Any]:
 def read_all(
     places: list[Path],
     left_out: list[str] | None = None,
-    preset_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    preset_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> list[RunRecord]:
     """Read run directories, folders of them and condensed files, in the order given. A directory
     that is named twice is read once.
@@ -488,7 +487,9 @@ def read_all(
             if place.is_file():
                 found |= dict(enumerate(read_condensed(place), start=len(found)))
             elif (directory := place.resolve()) not in found:
-                found[directory] = _with_changes(read(place), preset_of)
+                run = read(place)
+                changed = changes(run.settings, preset_of(run.about)) if preset_of else ()
+                found[directory] = replace(run, changed=changed)
         except RunError as error:
             if left_out is None or not (place.is_file() or rundir.is_run(place)):
                 raise
@@ -528,17 +529,11 @@ def _training_runs(place: Path) -> list[Path]:
     return [run.directory for run in found] or [place]
 
 
-def _with_changes(
-    run: RunRecord, preset_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None
-) -> RunRecord:
-    if preset_of is None:
-        return run
-    preset = flat(dict(preset_of(run.about)))
-    return replace(
-        run,
-        changed=tuple(
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in run.settings.items()
-            if value != preset.get(name, value)
-        ),
+def changes(settings: Settings, preset: dict[str, Any]) -> tuple[str, ...]:
+    """The settings that differ from those of a preset, in words."""
+    usual = flat(preset)
+    return tuple(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in settings.items()
+        if value != usual.get(name, value)
     )

@@ -90,6 +90,15 @@ def _page(directory: Path, refresh: int) -> str:
         return document.render("problem.html", "neubay", refresh=refresh, problem=str(error))
 
 
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": document.LIVE_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Reads nothing but the request's path and its Host."""
 
@@ -99,12 +108,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        self._answer(send_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(send_body=False)
-
-    def _answer(self, *, send_body: bool) -> None:
         # A page elsewhere could give its own name this machine's address, and read along.
         if self.server.local and not _is_local(_host_of(self.headers.get("Host", ""))):
             self.send_error(HTTPStatus.FORBIDDEN, "ask for localhost")
@@ -114,15 +117,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.server.render().encode("utf-8")
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", document.LIVE_POLICY)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
+        for name, value in (_HEADERS | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
         self.end_headers()
-        if send_body:
+        if self.command == "GET":
             self.wfile.write(body)
+
+    do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
         """Requests are not news."""

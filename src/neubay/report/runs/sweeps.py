@@ -18,7 +18,7 @@ from neubay.report.parts.statistics import (
 )
 from neubay.report.parts.tables import Cell, Grid, Heading, Row
 from neubay.report.runs.groups import Data, Group, labels, setting
-from neubay.report.runs.records import RunRecord, Settings
+from neubay.report.runs.records import RunRecord, Settings, finite_values
 
 BEGIN = "<!-- tables: neubay analyze runs -->"
 """The marker above tables that `neubay analyze runs` writes into a text."""
@@ -70,7 +70,7 @@ def _verdicts(group: Group) -> str:
 
 def _mean(values: Iterable[float | None]) -> Cell:
     """Over the seeds of which it is known."""
-    known = [value for value in values if value is not None]
+    known = [float(value) for value in values if value is not None]
     return Cell.of(Sample.of(np.array(known))) if known else Cell()
 
 
@@ -171,11 +171,8 @@ def _group_grid(data: Data) -> Grid:
     rows = []
     for group in data.groups:
         summaries = [run.summary for run in group.runs if run.summary is not None]
-        cells = [Cell(str(len(summaries)))]
-        for value in columns.values():
-            values = [float(v) for s in summaries if (v := value(s)) is not None]
-            cells.append(Cell.of(Sample.of(np.array(values))) if values else Cell())
-        rows.append(Row(group.label, tuple(cells)))
+        means = (_mean(map(value, summaries)) for value in columns.values())
+        rows.append(Row(group.label, (Cell(str(len(summaries))), *means)))
     summary = data.first.summary or {}
     own, score = summary.get("data_return_mean"), summary.get("data_score")
     note = "Mean ± standard deviation over seeds."
@@ -205,8 +202,7 @@ def _run_grid(data: Data) -> Grid:
 
 
 def _run_cells(run: RunRecord, summary: Settings) -> tuple[Cell, ...]:
-    scores = run.evaluations.get("score", np.empty(0))
-    scores = scores[np.isfinite(scores)]
+    scores = finite_values(run.evaluations, "score")
     returned = Cell()
     if summary["return_mean"] is not None:
         mean, std = float(summary["return_mean"]), float(summary["return_std"])
@@ -314,46 +310,55 @@ class Parameter:
     """The setting that differs from the main result's."""
     may: tuple[str, ...] = ()
     """Settings that may differ with it."""
-    label: Callable[[Settings], str] | None = None
-    """Of a column; the setting with its value unless given."""
+    label: Callable[[Any, Settings], str] | None = None
+    """Of a column, from the setting's value and all settings; its name with its value unless
+    given."""
     between: Any = None
     """Where given, the value that one of the two sides must have."""
 
     def column(self, group: Group) -> str:
         settings = group.settings
-        return self.label(settings) if self.label else setting(self.must, settings)
+        if self.label is None:
+            return setting(self.must, settings)
+        return self.label(settings.get(self.must), settings)
 
 
-def _horizon(settings: Settings) -> str:
-    horizon = settings.get("rollout.horizon")
-    return "adaptive" if horizon is None else f"H = {horizon}"
-
-
-def _memory(settings: Settings) -> str:
-    return "Markov" if settings.get("agent.memory") == "none" else "history"
-
-
-def _critic(settings: Settings) -> str:
-    name = "SAC" if settings.get("agent.heads") == 2 else "REDQ"
-    return f"{name}, {setting('rollout.zeta', settings)}"
-
-
-def _layernorm(settings: Settings) -> str:
-    return "with LayerNorm" if settings.get("world.layer_norm") else "without"
-
-
-_MARKOV = ("agent.kappa", "agent.window", "agent.burn_in")
-_SAC = ("agent.target_heads", "rollout.zeta")
 _SAC_HEADS = 2  # other numbers of heads are all REDQ
 
 PARAMETERS = (
     Parameter("ensemble_size", "Ensemble size N", "world.members", ("world.pool",)),
     Parameter("penalty", "Uncertainty penalty λ", "rollout.penalty"),
     Parameter("zeta", "Truncation threshold ζ", "rollout.zeta"),
-    Parameter("horizon", "Fixed horizon H", "rollout.horizon", ("rollout.zeta",), _horizon),
-    Parameter("memory", "History or Markov agent", "agent.memory", _MARKOV, _memory),
-    Parameter("critic", "SAC instead of REDQ", "agent.heads", _SAC, _critic, _SAC_HEADS),
-    Parameter("layernorm", "LayerNorm in the world model", "world.layer_norm", (), _layernorm),
+    Parameter(
+        "horizon",
+        "Fixed horizon H",
+        "rollout.horizon",
+        may=("rollout.zeta",),
+        label=lambda value, _: "adaptive" if value is None else f"H = {value}",
+    ),
+    Parameter(
+        "memory",
+        "History or Markov agent",
+        "agent.memory",
+        may=("agent.kappa", "agent.window", "agent.burn_in"),
+        label=lambda value, _: "Markov" if value == "none" else "history",
+    ),
+    Parameter(
+        "critic",
+        "SAC instead of REDQ",
+        "agent.heads",
+        may=("agent.target_heads", "rollout.zeta"),
+        label=lambda value, settings: (
+            f"{'SAC' if value == _SAC_HEADS else 'REDQ'}, {setting('rollout.zeta', settings)}"
+        ),
+        between=_SAC_HEADS,
+    ),
+    Parameter(
+        "layernorm",
+        "LayerNorm in the world model",
+        "world.layer_norm",
+        label=lambda value, _: "with LayerNorm" if value else "without",
+    ),
 )
 
 CURVES = (
@@ -371,13 +376,9 @@ def varied(data: Data, parameter: Parameter) -> list[Group]:
         for group in data.groups
         if parameter.must in (differences := group.differs_in(data.main))
         and differences <= allowed
-        and _on_either_side(parameter, group, data.main)
+        and parameter.between
+        in (None, *(side.settings.get(parameter.must) for side in (group, data.main)))
     ]
-
-
-def _on_either_side(parameter: Parameter, *sides: Group) -> bool:
-    values = [side.settings.get(parameter.must) for side in sides]
-    return parameter.between is None or parameter.between in values
 
 
 def sensitivity_grids(datasets: Sequence[Data]) -> list[Grid]:
@@ -423,17 +424,14 @@ def _by_label(data: Data, parameter: Parameter) -> dict[str, Sample]:
 def _sensitivity_row(
     data: Data, parameter: Parameter, samples: Mapping[str, Sample], shown: Sequence[str]
 ) -> Row:
-    main = samples[parameter.column(data.main)].mean
-    cells = []
-    for label in shown:
-        sample = samples.get(label)
-        if sample is None:
-            cells.append(Cell())
-        else:
-            level = shade(sample.mean - main) if data.first.scored else 0
-            cells.append(Cell.of(sample, shade=level))
-    unit = "score" if data.first.scored else "return"
-    return Row(f"{data.title} ({unit})", tuple(cells))
+    main, scored = samples[parameter.column(data.main)].mean, data.first.scored
+    cells = (
+        Cell.of(sample, shade=shade(sample.mean - main) if scored else 0)
+        if (sample := samples.get(label))
+        else Cell()
+        for label in shown
+    )
+    return Row(f"{data.title} ({'score' if scored else 'return'})", tuple(cells))
 
 
 def by_value(data: Data) -> list[Group]:

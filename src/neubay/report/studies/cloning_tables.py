@@ -1,6 +1,7 @@
 """Clones with and without memory: what `neubay analyze cloning` found, in tables."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from neubay.report.parts.tables import columns_markdown
@@ -16,12 +17,8 @@ Columns = dict[str, Callable[[Any], str]]
 def merged(earlier: Sequence[Record], results: Sequence[Record]) -> list[Record]:
     """Earlier results with newer ones in their place, in the order of data, seed and what memory
     sees."""
-    found = {_key(result): result for result in (*earlier, *results)}
-    return [found[key] for key in sorted(found)]
-
-
-def _key(result: Record) -> tuple[str, bool, int]:
-    return result["data"], result["past_actions"], result["seed"]
+    order = itemgetter("data", "past_actions", "seed")
+    return sorted({order(result): result for result in (*earlier, *results)}.values(), key=order)
 
 
 def markdown(results: Sequence[Record]) -> str:

@@ -59,8 +59,15 @@ def _draw_lengths(axes: Axes, summary: Mapping[str, Any]) -> None:
     horizon = float(summary["horizon"])
     label = f"T = {summary['horizon']:,}"
     if horizon > 2 * summary["lengths"]["max"]:  # showing it would squeeze the bars to a line
-        right: dict[str, Any] = {"ha": "right", "va": "top", "color": MUTED}
-        write_at(axes, f"{label}, further right", (0.99, 0.985), (0, 0), "axes fraction", **right)
+        write_at(
+            axes,
+            f"{label}, further right",
+            (0.99, 0.985),
+            coordinates="axes fraction",
+            ha="right",
+            va="top",
+            color=MUTED,
+        )
     else:
         axes.axvline(horizon, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
         _label_line(axes, horizon, label, MUTED)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from neubay.errors import NeubayError
 from neubay.report.parts.figures import COLOURS, STYLE, logarithmic
+from neubay.report.parts.numbers import rounded, shown
 from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze guard -->"
@@ -32,7 +33,7 @@ def condense(documents: Sequence[Record]) -> dict[str, Any]:
         raise NeubayError(
             f"not a file of 'neubay analyze guard': {type(error).__name__} {error}"
         ) from None
-    return {"guards": [_rounded(each) for each in found]}
+    return {"guards": rounded(found, 5)}
 
 
 def markdown(results: Sequence[Record]) -> str:
@@ -55,8 +56,8 @@ _ALARMS: dict[str, Callable[[Row], str]] = {
     "falls": lambda row: str(row[2]["falls"]),
     "announced": lambda row: _percent(_share(row[2])),
     "by chance": lambda row: _percent(row[2]["by_chance"]),
-    "steps ahead (median)": lambda row: _number(row[2]["ahead"], 0),
-    "false alarms per 1,000 steps": lambda row: _number(row[2]["false_per_thousand"], 1),
+    "steps ahead (median)": lambda row: shown(row[2]["ahead"], ",.0f"),
+    "false alarms per 1,000 steps": lambda row: shown(row[2]["false_per_thousand"], ",.1f"),
 }
 _FALLBACK: dict[str, Callable[[Row], str]] = {
     "dataset": lambda row: row[0]["dataset"],
@@ -111,20 +112,8 @@ def _worth(earned: Record) -> str:
     """Its score, or its return where the task has no reference."""
     if earned.get("score") is not None:
         return f"{earned['score']:.1f}"
-    return _number(earned.get("return_mean"), 0)
+    return shown(earned.get("return_mean"), ",.0f")
 
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
-
-
-def _number(value: float | None, decimals: int) -> str:
-    return "-" if value is None else f"{value:,.{decimals}f}"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value

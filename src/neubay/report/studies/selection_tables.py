@@ -15,6 +15,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from neubay.errors import NeubayError
+from neubay.report.parts.numbers import rounded, shown
 from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze selection -->"
@@ -130,26 +131,19 @@ def _again(entry: Entry, later: Sequence[Entry]) -> bool:
 
 
 def _entry(document: Entry) -> Entry:
+    fitted_q = document.get("fitted_q")
     return {
         "dataset": document["data"]["name"],
         "data": {name: document["data"][name] for name in ("hash", "return_mean", "episodes")},
         "vote": document["protocol"]["vote"],
         "verdict": document["verdict"],
         "chosen": document["chosen"],
-        **_fitted_q(document.get("fitted_q")),
+        **({} if fitted_q is None else {"fitted_q": rounded(fitted_q, 5)}),
         "candidates": [
-            {key: _rounded(each[key]) for key in KEPT if each.get(key) is not None}
+            {key: rounded(each[key], 5) for key in KEPT if each.get(key) is not None}
             for each in document["candidates"]
         ],
     }
-
-
-def _fitted_q(found: Entry | None) -> Entry:
-    return {} if found is None else {"fitted_q": {k: _rounded(v) for k, v in found.items()}}
-
-
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def markdown(condensed: Entry) -> str:
@@ -178,9 +172,9 @@ _FITTED_Q: dict[str, Callable[[Checked], str]] = {
 
 def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
     measures: dict[str, Callable[[Checked, str], str]] = {
-        "Spearman": lambda each, way: _number(each.spearman(way)),
-        "regret@1": lambda each, way: _percent(each.regret(1, way)),
-        "regret@3": lambda each, way: _percent(each.regret(3, way)),
+        "Spearman": lambda each, way: shown(each.spearman(way), ".2f"),
+        "regret@1": lambda each, way: shown(each.regret(1, way), ".1%"),
+        "regret@3": lambda each, way: shown(each.regret(3, way), ".1%"),
     }
 
     def column(measure: str, way: str) -> Callable[[Checked], str]:
@@ -235,12 +229,12 @@ def _facts(checked: Sequence[Checked], ways: Sequence[str]) -> dict[str, str]:
     for way in ways:
         regrets = {k: _median([each.regret(k, way) for each in checked]) for k in (1, 3)}
         ranking |= {
-            f"median Spearman, {WAYS[way]}": _number(
-                _median([each.spearman(way) for each in checked])
+            f"median Spearman, {WAYS[way]}": shown(
+                _median([each.spearman(way) for each in checked]), ".2f"
             ),
-            f"pooled Spearman, {WAYS[way]}": _number(pooled(checked, way)),
-            f"median regret@1, {WAYS[way]}": _percent(regrets[1]),
-            f"median regret@3, {WAYS[way]}": _percent(regrets[3]),
+            f"pooled Spearman, {WAYS[way]}": shown(pooled(checked, way), ".2f"),
+            f"median regret@1, {WAYS[way]}": shown(regrets[1], ".1%"),
+            f"median regret@3, {WAYS[way]}": shown(regrets[3], ".1%"),
         }
     return {
         "datasets": str(len({each.name for each in checked})),
@@ -266,11 +260,3 @@ def pooled(checked: Sequence[Checked], way: str) -> float | None:
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

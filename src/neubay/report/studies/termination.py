@@ -7,6 +7,7 @@ from matplotlib import style
 from matplotlib.figure import Figure
 
 from neubay.report.parts.figures import COLOURS, FAINT, STYLE, logarithmic, panel_grid
+from neubay.report.parts.numbers import percent
 from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze termination -->"
@@ -47,14 +48,14 @@ _HELD_OUT: Columns = {
     "data": lambda row: row[0]["data"],
     "ends / steps": lambda row: f"{row[0]['held_out_ends']:,} / {row[0]['held_out_steps']:,}",
     "decided by": lambda row: row[1]["decided"],
-    "precision": lambda row: _percent(row[1]["precision"]),
-    "recall": lambda row: _percent(row[1]["recall"]),
+    "precision": lambda row: percent(row[1]["precision"], ".1f"),
+    "recall": lambda row: percent(row[1]["recall"], ".1f"),
     "false alarms per 1,000": lambda row: _thousand(row[1]["false_alarms"]),
     "apart from ends (at most)": lambda row: (
         f"{_thousand(row[1]['false_alarms_apart'])} "
         f"({_thousand(row[1]['false_alarms_apart_at_most'])})"
     ),
-    f"ends of {LONG} steps falsely": lambda row: _percent(_falsely(row[1])),
+    f"ends of {LONG} steps falsely": lambda row: percent(_falsely(row[1]), ".1f"),
     "ends per 1,000: data / heads / imagined": lambda row: " / ".join(
         _thousand(rate)
         for rate in (row[0]["rate"], row[1]["rate_recorded"], row[1]["rate_imagined"])
@@ -78,10 +79,6 @@ _IMAGINED: Columns = {
 def _falsely(way: Record) -> float | None:
     alarms = way["false_alarms_apart"]
     return None if alarms is None else 1 - (1 - float(alarms)) ** LONG
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _thousand(share: float | None) -> str:

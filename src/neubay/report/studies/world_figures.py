@@ -143,9 +143,15 @@ def _draw_errors(axes: Axes, result: Record, labels: Labels) -> None:
             text = f"{world['overflowed']} of {result['rollouts']} overflow"
             axes.text(0.04, 0.95, text, transform=axes.transAxes, va="top", color=colour)
     _spread_line(axes, result["spread"])
-    place = ("axes fraction", "data")
-    small: dict[str, Any] = {"color": MUTED, "fontsize": 8}
-    write_at(axes, "two random states", (0.03, result["spread"]), (0, 2), place, **small)
+    write_at(
+        axes,
+        "two random states",
+        (0.03, result["spread"]),
+        (0, 2),
+        ("axes fraction", "data"),
+        color=MUTED,
+        fontsize=8,
+    )
 
 
 def _draw_norms(axes: Axes, result: Record, labels: Labels) -> None:
@@ -269,8 +275,15 @@ def _draw_coverage(axes: Axes, intervals: Sequence[Record], colour: str) -> None
 
 def _draw_held_out(axes: Axes, intervals: Sequence[Record]) -> None:
     nominal, share = ([interval[key] for interval in intervals] for key in ("nominal", "mixture"))
-    how: dict[str, Any] = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK}
-    axes.plot(nominal, share, "D", label="together, held-out rows", **how)
+    axes.plot(
+        nominal,
+        share,
+        "D",
+        label="together, held-out rows",
+        markersize=8,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+    )
 
 
 # --- Parts of panels -----------------------------------------------------------------------------
@@ -284,9 +297,19 @@ def _panels(rows: int, columns: int, title: str) -> tuple[Figure, Any]:
 
 def _name_row(axes: Axes, name: str, label: str) -> None:
     axes.set_ylabel(label)
-    upright = {"rotation": 90, "rotation_mode": "anchor", "ha": "center", "va": "bottom"}
-    bold: dict[str, Any] = {"fontsize": 11, "fontweight": "bold", **upright}
-    write_at(axes, _in_two_lines(name), (0, 0.5), (-8, 0), axes.yaxis.label, **bold)
+    write_at(
+        axes,
+        _in_two_lines(name),
+        (0, 0.5),
+        (-8, 0),
+        axes.yaxis.label,
+        fontsize=11,
+        fontweight="bold",
+        rotation=90,
+        rotation_mode="anchor",
+        ha="center",
+        va="bottom",
+    )
 
 
 def _in_two_lines(name: str) -> str:
@@ -352,15 +375,24 @@ def _zeta_lines(axes: Axes, thresholds: Sequence[Record]) -> None:
     for number, threshold in enumerate(thresholds, start=1):
         shade = 0.25 + 0.6 * number / len(thresholds)
         axes.axvline(threshold["threshold"], color=INK, linewidth=1.2, alpha=shade)
-        at, place = (threshold["threshold"], 0.02), ("data", "axes fraction")
-        upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "bottom", "fontsize": 8}
-        write_at(axes, f"{threshold['zeta']:g}", at, (-1, 0), place, color=INK, **upright)
+        write_at(
+            axes,
+            f"{threshold['zeta']:g}",
+            (threshold["threshold"], 0.02),
+            (-1, 0),
+            ("data", "axes fraction"),
+            color=INK,
+            rotation=90,
+            ha="right",
+            va="bottom",
+            fontsize=8,
+        )
 
 
 def _note(axes: Axes, text: str) -> None:
     box = {"facecolor": "white", "edgecolor": FAINT, "alpha": 0.85, "pad": 2.5}
-    how: dict[str, Any] = {"va": "top", "fontweight": "bold", "bbox": box}
-    write_at(axes, text, (0.03, 0.96), (0, 0), "axes fraction", **how)
+    at = (0.03, 0.96)
+    write_at(axes, text, at, (0, 0), "axes fraction", va="top", fontweight="bold", bbox=box)
 
 
 def _two_sided_decades(axes: Axes, linear: float) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from neubay.errors import NeubayError
-from neubay.report.parts.numbers import number
+from neubay.report.parts.numbers import number, percent, shown
 from neubay.report.parts.tables import columns_markdown
 
 BEGIN = "<!-- tables: neubay analyze table -->"
@@ -116,15 +116,15 @@ def _safeguards(results: Sequence[Record]) -> str:
         "trained on": lambda row: row[1]["trained_on"],
         "evaluated on": lambda row: row[0]["data"],
         "LayerNorm": lambda row: _yes(row[1]["layer_norm"]),
-        "Spearman": lambda row: _score(row[1]["spearman"]),
-        "severe steps": lambda row: _percent(row[1]["severe"]),
-        "AUROC severe": lambda row: _score(row[1]["auroc"]),
-        f"beyond ζ = {rows[0][2]['zeta']:g}": lambda row: _percent(row[2]["beyond"]),
-        "false safe": lambda row: _percent(row[2]["false_safe"]),
+        "Spearman": lambda row: shown(row[1]["spearman"], ".2f"),
+        "severe steps": lambda row: percent(row[1]["severe"]),
+        "AUROC severe": lambda row: shown(row[1]["auroc"], ".2f"),
+        f"beyond ζ = {rows[0][2]['zeta']:g}": lambda row: percent(row[2]["beyond"]),
+        "false safe": lambda row: percent(row[2]["false_safe"]),
         "horizon, median / q75": lambda row: (
             f"{row[2]['horizon_median']:.0f} / {row[2]['horizon_q75']:.0f}"
         ),
-        "severe of those kept": lambda row: _percent(row[2]["kept_severe"]),
+        "severe of those kept": lambda row: percent(row[2]["kept_severe"]),
         "p95 error kept / spread": lambda row: (
             f"{number(row[2]['kept_error_p95'])} / {number(row[0]['spread'])}"
         ),
@@ -138,14 +138,14 @@ def _calibrations(results: Sequence[Record]) -> str:
         "trained on": lambda row: row[0]["trained_on"],
         "evaluated on": lambda row: row[1]["data"],
         "LayerNorm": lambda row: _yes(row[0]["layer_norm"]),
-        "dangerous": lambda row: _percent(row[1]["dangerous"]),
-        "AUROC dangerous": lambda row: _score(row[1]["auroc"]),
-        "Spearman": lambda row: _score(row[1]["spearman"]),
+        "dangerous": lambda row: percent(row[1]["dangerous"]),
+        "AUROC dangerous": lambda row: shown(row[1]["auroc"], ".2f"),
+        "Spearman": lambda row: shown(row[1]["spearman"], ".2f"),
     }
     zetas = [each["zeta"] for each in rows[0][1]["separations"]]
     for place, zeta in enumerate(zetas[1:], start=1):
         columns[f"false safe, ζ = {zeta:g}"] = partial(_false_safe, place)
-    columns[f"false alarms, ζ = {zetas[-1]:g}"] = lambda row: _percent(
+    columns[f"false alarms, ζ = {zetas[-1]:g}"] = lambda row: percent(
         row[1]["separations"][-1]["false_alarm"]
     )
     columns["coverage of 90 %, member / mixture"] = lambda row: _coverage(row[1]["coverage"])
@@ -153,12 +153,12 @@ def _calibrations(results: Sequence[Record]) -> str:
 
 
 def _false_safe(place: int, row: tuple[Record, Record]) -> str:
-    return _percent(row[1]["separations"][place]["false_safe"])
+    return percent(row[1]["separations"][place]["false_safe"])
 
 
 def _coverage(intervals: Sequence[Record]) -> str:
     middle = next(interval for interval in intervals if interval["nominal"] == 0.9)
-    return f"{_percent(middle['member'])} / {_percent(middle['mixture'])}"
+    return f"{percent(middle['member'])} / {percent(middle['mixture'])}"
 
 
 def _pair(result: Record) -> tuple[Record, Record]:
@@ -184,11 +184,3 @@ def _spreads(world: Record, result: Record) -> str:
     """The 95th percentile of the last error in units of the data's spread."""
     spreads = world["last_error_p95"] / result["spread"]
     return f"{spreads:.1f}" if spreads < 1000 else f"{spreads:.0e}"
-
-
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.3g} %"

@@ -43,14 +43,13 @@ def count(program: Program) -> dict[str, Any]:
     compiled = program.jitted().lower(*program.arguments).compile()
     memory = compiled.memory_analysis()
     sent, read = program.sent(*program.arguments), program.read(program.result)
-    steps = max(program.gradient_steps, 1)
     return {
         "transfers_inside": len(_INSIDE.findall(compiled.as_text())),
         "arrays_sent": len(jax.tree.leaves(sent)),
         "arrays_read": len(jax.tree.leaves(read)),
         "kb_sent": number_of_bytes(sent) / 1e3,
         "kb_read": number_of_bytes(read) / 1e3,
-        "gradient_steps": steps if program.gradient_steps else None,
+        "gradient_steps": program.gradient_steps or None,
         "device_mb": (
             memory.argument_size_in_bytes
             + memory.output_size_in_bytes

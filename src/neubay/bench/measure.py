@@ -53,13 +53,10 @@ def measure(call: Callable[[], Any], flops: float, *, turns: int = 7) -> Measure
         for _ in range(_MATMULS_PER_TURN):
             product(left, right).block_until_ready()
 
-    first = _seconds(lambda: jax.block_until_ready(call()))
+    first = _seconds(call)
     matmuls()
-    times = []
-    for _ in range(turns):
-        matmul_seconds = _seconds(matmuls)
-        times.append((_seconds(lambda: jax.block_until_ready(call())), matmul_seconds))
-    stage, matmul = (min(column) for column in zip(*times, strict=True))
+    times = [(_seconds(matmuls), _seconds(call)) for _ in range(turns)]
+    matmul, stage = (min(column) for column in zip(*times, strict=True))
     return Measurement(
         gflops=flops / stage / 1e9,
         matmul_gflops=2 * rows * inner * columns * _MATMULS_PER_TURN / matmul / 1e9,
@@ -70,27 +67,21 @@ def measure(call: Callable[[], Any], flops: float, *, turns: int = 7) -> Measure
 
 def compile_seconds(call: Callable[[], Any]) -> float:
     """What the first call takes beyond the second."""
-    first, second = (_seconds(lambda: jax.block_until_ready(call())) for _ in range(2))
+    first, second = (_seconds(call) for _ in range(2))
     return max(first - second, 0.0)
 
 
 def processor_seconds(call: Callable[[], Any], turns: int = 3) -> float:
     """Processor time of a call, the least of several after one that compiles: what other work on
     the machine costs does not count into it, though it takes its share of the caches."""
-
-    def seconds() -> float:
-        begun = time.process_time()
-        jax.block_until_ready(call())
-        return time.process_time() - begun
-
     jax.block_until_ready(call())
-    return min(seconds() for _ in range(turns))
+    return min(_seconds(call, time.process_time) for _ in range(turns))
 
 
-def _seconds(function: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    function()
-    return time.perf_counter() - begun
+def _seconds(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    begun = clock()
+    jax.block_until_ready(call())
+    return clock() - begun
 
 
 def peak_mb() -> float:

@@ -208,12 +208,6 @@ def agent_programs(task: Task, config: TrainConfig) -> dict[str, Program]:
     batches = max(min(UPDATES_PER_CALL, ROWS_PER_CALL // batch.size), 1)
     tapes, episodes = _tapes(task, batches, batch), config.evaluation.episodes
     warm = jax.eval_shape(agent.warm, state)
-    inputs = AgentInput(
-        shape(episodes, task.state_size),
-        shape(episodes, task.actions.size),
-        shape(episodes),
-        shape(episodes, dtype=bool),
-    )
 
     def step(state: Any, memory: Any, inputs: Any, key: Any, number: Any) -> Any:
         return act(agent.policy(state, deterministic=True), memory, inputs, key, number)
@@ -241,7 +235,7 @@ def agent_programs(task: Task, config: TrainConfig) -> dict[str, Program]:
         ),
         "policy: step": Program(
             step,
-            (state, jax.eval_shape(memory, state), inputs, key, number),
+            (state, jax.eval_shape(memory, state), _inputs(task, episodes), key, number),
             sent=lambda state, memory, inputs, key, number: (inputs, number),
             read=lambda result: result[1],
         ),
@@ -252,6 +246,15 @@ def agent_programs(task: Task, config: TrainConfig) -> dict[str, Program]:
             read=lambda values: values,
         ),
     }
+
+
+def _inputs(task: Task, *sizes: int) -> AgentInput:
+    return AgentInput(
+        shape(*sizes, task.state_size),
+        shape(*sizes, task.actions.size),
+        shape(*sizes),
+        shape(*sizes, dtype=bool),
+    )
 
 
 def _tapes(task: Task, batches: int, batch: BatchShape) -> Tape:
@@ -276,17 +279,9 @@ def _imagination(task: Task, config: TrainConfig, agent: agents.Agent, state: An
         config.rollout, task, threshold=1.0, mean_uncertainty=1.0, termination=ended_by
     )
 
-    def inputs(*sizes: int) -> AgentInput:
-        return AgentInput(
-            shape(*sizes, task.state_size),
-            shape(*sizes, task.actions.size),
-            shape(*sizes),
-            shape(*sizes, dtype=bool),
-        )
-
     branches = Branches(
-        inputs(rows, count),
-        inputs(count),
+        _inputs(task, rows, count),
+        _inputs(task, count),
         shape(count, dtype=jnp.int32),
         shape(count, dtype=bool),
     )

@@ -87,31 +87,18 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     step_flops = pool * training.training_flops(recipe.inputs, recipe.outputs, config)
     steps = min(max(int(_WORLD_FLOPS / step_flops), 16), rows // config.batch)
     training_rows, validation_rows = split_rows(dataset.world_rows, config, seed=0)
-    epochs = Epochs(dataset, training_rows, batch=config.batch, batches_per_call=steps, seed=0)
-    share = next(epochs.shares(0, 0))
-    validation = Transitions.copy(dataset, validation_rows)
-    scaler = fit_scaler(dataset)
-    keys = training.member_keys(pool, seed=0)
-    shuffles = training.epoch_shuffles(keys, 0, 0)
-    learner, best = training.initialise(keys, recipe)
-    lanes = training.spread(learner, recipe.layout)
-    del learner  # spread out, it would be held twice
+    validation, scaler = Transitions.copy(dataset, validation_rows), fit_scaler(dataset)
+    train, best = _pool_training(dataset, training_rows, config, scaler, steps)
 
     def epoch_of_one_step() -> Any:
-        nonlocal lanes, best
-        lanes = training.train(lanes, shuffles, share._replace(last=1), scaler, recipe)
-        members = training.joined([lane.result for lane in lanes])
+        nonlocal best
+        members = training.joined([lane.result for lane in train(1)])
         score = training.validate(members, validation, scaler, recipe)
         best, _ = training.keep_best(best, members, score, config)
         return best
 
-    def call() -> Any:
-        nonlocal lanes
-        lanes = training.train(lanes, shuffles, share, scaler, recipe)
-        return lanes
-
     compile_s = compile_seconds(epoch_of_one_step)
-    result = measure(call, float(steps * step_flops))._replace(compile_s=compile_s)
+    result = measure(train, float(steps * step_flops))._replace(compile_s=compile_s)
     return result.record() | {
         "peak_mb": peak_mb() - before,
         "step_s": result.seconds / steps,
@@ -120,27 +107,40 @@ def bench_world(pool: int, rows: int) -> dict[str, Any]:
     }
 
 
+def _pool_training(
+    dataset: Dataset,
+    rows: Int[np.ndarray, " n"],
+    config: WorldConfig,
+    scaler: Scaler,
+    steps: int,
+) -> tuple[Callable[..., Any], Any]:
+    """A function that makes the first so many gradient steps of an epoch again and again, or fewer
+    if told; and the snapshots to begin with."""
+    recipe, keys = training.Recipe.of(dataset.task, config), training.member_keys(config.pool, 0)
+    shuffles = training.epoch_shuffles(keys, 0, 0)
+    epochs = Epochs(dataset, rows, batch=config.batch, batches_per_call=steps, seed=0)
+    share = next(epochs.shares(0, 0))
+    learner, best = training.initialise(keys, recipe)
+    lanes = training.spread(learner, recipe.layout)
+
+    def train(last: int = share.last) -> Any:
+        nonlocal lanes
+        lanes = training.train(lanes, shuffles, share._replace(last=last), scaler, recipe)
+        return lanes
+
+    return train, best
+
+
 def bench_world_cost(pool: int) -> dict[str, Any]:
     """Processor time of one gradient step of all members of a pool, as in the paper's table of
     training times."""
     task, rows, steps = get_task("d4rl/halfcheetah"), 10_000, 8
     config = WorldConfig(pool=pool, members=min(pool, 100))
     dataset = synthetic_dataset(task, rows)
-    recipe = training.Recipe.of(task, config)
-    scaler, keys = fit_scaler(dataset), training.member_keys(pool, seed=0)
-    shuffles = training.epoch_shuffles(keys, 0, 0)
-    epochs = Epochs(dataset, dataset.world_rows, batch=config.batch, batches_per_call=steps, seed=0)
-    share = next(epochs.shares(0, 0))
-    lanes = training.spread(training.initialise(keys, recipe)[0], recipe.layout)
-
-    def call() -> Any:
-        nonlocal lanes
-        lanes = training.train(lanes, shuffles, share, scaler, recipe)
-        return lanes
-
+    train, _ = _pool_training(dataset, dataset.world_rows, config, fit_scaler(dataset), steps)
     paper = published.table("model_cost")["world", f"pool={pool}"]
     return {
-        "step_cpu_ms": 1e3 * processor_seconds(call) / steps,
+        "step_cpu_ms": 1e3 * processor_seconds(train) / steps,
         "paper_h": None if paper is None else paper.mean,
     }
 

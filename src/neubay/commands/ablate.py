@@ -1,7 +1,6 @@
 """`neubay ablate`: the paper's ablations as runs, and as tables of its form."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,9 @@ from neubay.commands.options import (
     parse,
     train_defaults,
 )
-from neubay.commands.report import preset_of
+from neubay.commands.report import preset_of, write
 from neubay.commands.sweep import shared_plan
-from neubay.commands.text import Console, escape, say
+from neubay.commands.text import Console, escape, say, told
 from neubay.commands.train import describe_data, run_shown
 from neubay.config import TrainConfig
 from neubay.errors import TrainingError
@@ -67,7 +66,7 @@ def ablate(arguments: list[str]) -> int:
         "other, and a table in the paper's form. The same command resumes what was "
         "interrupted; what is finished is not run again.",
     )
-    from neubay.commands.display import stopped, told
+    from neubay.commands.display import stopped
     from neubay.studies import ablations
 
     settings = flags.settings
@@ -88,7 +87,7 @@ def ablate(arguments: list[str]) -> int:
         f"{len(planned)} runs in {folder}"
     )
     with stopped(console, shlex.join(["neubay", "ablate", *arguments])):
-        about = {"preset": settings.preset_name, "variant": "neubay", **settings.record()}
+        about = settings.about()
         if flags.engine is None and flags.jobs is None and flags.address is None:
             failed = _train(console, dataset, about, planned, commands)
         else:
@@ -165,13 +164,9 @@ def _side_by_side(
 
 
 def _report(over: Over, folder: Path, planned: "Sequence[Planned]") -> None:
-    from neubay.report.parts import tables
     from neubay.report.runs import page, records
 
     runs = records.read_all([run.directory for run in planned], preset_of=preset_of)
     shown = page.many_runs(runs)
-    paths = shown.save(folder / "report" / over)
     wanted = [grid for grid in shown.grids if grid.name.startswith("sensitivity_")]
-    for grid in wanted or shown.grids[:1]:
-        say(tables.markdown(grid))
-    say(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
+    write(shown, folder / "report" / over, wanted or shown.grids[:1])

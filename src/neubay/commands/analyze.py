@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from neubay import published
-from neubay.commands.options import TaskFlags, Unprefixed, named_data
+from neubay.commands.options import NO_FLAGS, Belongs, File, TaskFlags, described, named_data
 from neubay.commands.report import preset_of, read_runs
-from neubay.commands.text import Console, say
+from neubay.commands.text import Console, say, told
 from neubay.errors import NeubayError, damage_reported
 from neubay.runs import rundir
 from neubay.runs.files import atomic_write_json, read_json, write_between
@@ -22,19 +22,17 @@ if TYPE_CHECKING:
 
 # Imports of ours happen inside the commands: `--help` answers at once.
 
-World = Annotated[Path, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+World = Annotated[Path, described("DIR")]
 Worlds = Annotated[
     tuple[tuple[Path, ...], ...],
     tyro.conf.UseAppendAction,
-    tyro.conf.arg(metavar="DIR ...", help_behavior_hint=""),
+    described("DIR ..."),
 ]
 Datasets = Annotated[
     tuple[tuple[str, ...], ...],
     tyro.conf.UseAppendAction,
-    tyro.conf.arg(metavar="DATASET ...", help_behavior_hint=""),
+    described("DATASET ..."),
 ]
-Belongs = Annotated[TaskFlags, Unprefixed]
-NO_FLAGS = TaskFlags()
 Sources = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
 Judged = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN|FILE ...")]
 Files = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")]
@@ -180,7 +178,7 @@ def termination(
     rollouts: int = 200,
     seed: int = 0,
     out: Path = Path("analysis"),
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    text: File = None,
 ) -> None:
     """How well learned ends agree with the known rule, on held-out and on imagined steps.
 
@@ -217,14 +215,14 @@ def exploitation(
     sources: Sources,
     *,
     data: Datasets = (),
-    held_out: Annotated[str | None, tyro.conf.arg(metavar="DATASET", help_behavior_hint="")] = None,
+    held_out: Annotated[str | None, described("DATASET")] = None,
     belongs: Belongs = NO_FLAGS,
     episodes: int = 20,
     policies: int = 1,
     seed: int = 0,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None,
+    out: File = None,
+    text: File = None,
+    figures: Annotated[Path | None, described("DIR")] = None,
 ) -> None:
     """Whether policies exploit the posterior that they were trained in: each is run in its world
     and in the environment from the same starts. What was promised against what is paid; whether
@@ -314,15 +312,11 @@ def _measure_runs(
 def _changed(run: "RunRecord") -> tuple[str, ...]:
     """Where a run differs from today's preset, also in settings that came after it."""
     from neubay.config import TrainConfig, validated
+    from neubay.report.runs.records import changes
     from neubay.runs.values import flat
 
     config = validated(TrainConfig, run.config, str(run.directory))
-    usual = flat(preset_of(run.about))
-    return tuple(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in flat(config.model_dump()).items()
-        if value != usual.get(name, value)
-    )
+    return changes(flat(config.model_dump()), preset_of(run.about))
 
 
 def _data_of(run: "RunRecord", datasets: dict[str, "Dataset"], belongs: TaskFlags) -> "Dataset":
@@ -347,8 +341,8 @@ def cloning(
     steps: int | None = None,
     episodes: int = 10,
     past_actions: bool = False,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    out: File = None,
+    text: File = None,
 ) -> None:
     """Whether the clone that held-out likelihood chooses is the better one in the environment:
     clones with and without memory, trained as `--variant bc` does with the sizes of `cpu`.
@@ -387,8 +381,8 @@ def cloning(
 def table(
     files: Files,
     *,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    out: File = None,
+    text: File = None,
 ) -> None:
     """Tables in Markdown of compounding.json and calibration.json files, or of a condensed one.
 
@@ -413,8 +407,8 @@ def selection(
     data: Datasets = (),
     belongs: Belongs = NO_FLAGS,
     fitted_q: bool = True,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    out: File = None,
+    text: File = None,
 ) -> None:
     """Tables of how well selection chooses, where an environment has measured the policies: rank
     correlation and regret, beside those of the critic's own value and of fitted Q evaluation, and
@@ -435,7 +429,19 @@ def selection(
         raise NeubayError("name run directories, or selection.json files")
     documents = [read_json(path) for path in sources if not path.is_dir()]
     if runs := [path for path in sources if path.is_dir()]:
-        documents += _selections(runs, _datasets(data, belongs), belongs, fitted_q)
+        from neubay.studies.selecting import by_dataset, selection_study
+
+        tell, datasets = told(Console(stderr=True)), _datasets(data, belongs)
+        documents += [
+            selection_study(
+                group,
+                lambda source: named_data(source, belongs, tell),
+                data=datasets,
+                fitted_q=fitted_q,
+                tell=tell,
+            )
+            for group in by_dataset(runs)
+        ]
     condensed = selection_tables.condense(documents)
     tables = selection_tables.markdown(condensed)
     if out is not None:
@@ -443,34 +449,14 @@ def selection(
     _put_tables(text, tables, selection_tables.BEGIN)
 
 
-def _selections(
-    runs: list[Path], datasets: list["Dataset"], belongs: TaskFlags, fitted_q: bool
-) -> list[dict[str, Any]]:
-    """The policies of runs judged, those of the same data together."""
-    from neubay.commands.display import told
-    from neubay.studies.selecting import by_dataset, selection_study
-
-    tell = told(Console(stderr=True))
-    return [
-        selection_study(
-            group,
-            lambda source: named_data(source, belongs, tell),
-            data=datasets,
-            fitted_q=fitted_q,
-            tell=tell,
-        )
-        for group in by_dataset(runs)
-    ]
-
-
 def guard(
     sources: Judged,
     *,
     episodes: int = 20,
     seed: int = 0,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    figure: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    out: File = None,
+    text: File = None,
+    figure: File = None,
 ) -> None:
     """Tables of what a guard says of the policies of runs in their environment: alarms before
     falls, false alarms, and the score with the clone as the fall-back.
@@ -490,23 +476,17 @@ def guard(
         raise NeubayError("name run directories, or JSON files that --out wrote")
     _at_least_one("--episodes", episodes)
     documents = [read_json(path) for path in sources if not path.is_dir()]
-    if runs := [path for path in sources if path.is_dir()]:
-        documents += _guards(runs, episodes, seed)
+    if runs := [rundir.opened(path) for path in sources if path.is_dir()]:
+        from neubay.studies.guarding import guard_study
+
+        tell = told(Console(stderr=True))
+        documents += [guard_study(run, episodes=episodes, seed=seed, tell=tell) for run in runs]
     found = guard_tables.condense(documents)
     if out is not None:
         atomic_write_json(out, found)
     if figure is not None:
         figures.save(guard_tables.guard_figure(found["guards"]), figure)
     _put_tables(text, guard_tables.markdown(found["guards"]), guard_tables.BEGIN)
-
-
-def _guards(runs: list[Path], episodes: int, seed: int) -> list[dict[str, Any]]:
-    from neubay.commands.display import told
-    from neubay.studies.guarding import guard_study
-
-    tell = told(Console(stderr=True))
-    looked = [rundir.opened(path) for path in runs]
-    return [guard_study(run, episodes=episodes, seed=seed, tell=tell) for run in looked]
 
 
 def read_analysis(path: Path) -> dict[str, Any]:
@@ -522,9 +502,9 @@ def read_analysis(path: Path) -> dict[str, Any]:
 def runs(
     sources: Sources,
     *,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    text: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    figure: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    out: File = None,
+    text: File = None,
+    figure: File = None,
 ) -> None:
     """Tables of finished runs of `neubay train`, and figures of their learning curves.
 
@@ -591,7 +571,6 @@ def _worlds(groups: tuple[tuple[Path, ...], ...]) -> dict[str, "FittedWorld"]:
 
 
 def _datasets(groups: tuple[tuple[str, ...], ...], belongs: TaskFlags) -> list["Dataset"]:
-    from neubay.commands.display import told
 
     tell = told(Console(stderr=True))
     return [named_data(source, belongs, tell) for group in groups for source in group]

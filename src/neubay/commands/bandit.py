@@ -1,14 +1,15 @@
 """`neubay bandit`: the paper's Section 3, data to figures, and its theorem in numbers."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.table import Table
 
+from neubay.commands.data_display import write_json
 from neubay.commands.text import Console
 from neubay.config import Preset
 from neubay.errors import NeubayError, damage_reported
@@ -80,7 +81,7 @@ def bandit(
             penalties=penalties,
             overrides={} if encoder_lr is None else {"agent": {"encoder_lr": encoder_lr}},
             tell=lambda text: console.print(text, markup=False, soft_wrap=True),
-            track=_progress(console),
+            track=partial(_show_evaluation, console),
         )
         _write_report([summary], directory, "png")
     _show(console, summary, directory)
@@ -135,13 +136,10 @@ def _write_report(summaries: Sequence[dict[str, Any]], directory: Path, suffix: 
         draft.write_text(bandit_tables.tables(summaries), encoding="utf-8")
 
 
-def _progress(console: Console) -> Any:
-    def track(row: "Row") -> None:
-        if row["kind"] == "evaluation":
-            mean = row["return_mean"] / row["length_mean"]
-            console.print(f"  step {row['step']:,}: return per pull {mean:.3f} over all bandits")
-
-    return track
+def _show_evaluation(console: Console, row: "Row") -> None:
+    if row["kind"] == "evaluation":
+        mean = row["return_mean"] / row["length_mean"]
+        console.print(f"  step {row['step']:,}: return per pull {mean:.3f} over all bandits")
 
 
 def _show(console: Console, summary: Mapping[str, Any], directory: Path) -> None:
@@ -167,102 +165,81 @@ def _show(console: Console, summary: Mapping[str, Any], directory: Path) -> None
 def _theory(
     console: Console, epsilon: float, beta: float, data_size: int, gamma: float, out: Path | None
 ) -> None:
-    from neubay.data.files import written_whole
     from neubay.studies.theory import TwoWorlds
 
     record = TwoWorlds(epsilon, beta, data_size, gamma).theorem().record()
+    words: dict[str, Any] = {"lower": 0.5 - epsilon, "upper": 0.5 + epsilon}
+    for bound in ("robust_gap_bound", "robust_gap_bound_as_assumed"):
+        holds = record["robust_gap"] > record[bound]
+        words[f"{bound}_said"] = "holds" if holds else "does not hold"
     table = Table.grid(padding=(0, 3))
-    for label, value in _statements(record):
-        table.add_row(label, value)
+    for label, text in _THEOREM:
+        table.add_row(label, text.format(**record, **words))
     console.print(table)
     if out is not None:
-        with written_whole(out / "theory.json", overwrite=True) as draft:
-            draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_json(out / "theory.json", record)
         console.print(f"{out / 'theory.json'}")
 
 
-def _statements(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The theorem, line by line; what depends on the data as its expectation over it."""
-    return [
-        *_construction(record),
-        ("[bold]policies[/]", ""),
-        *_policies(record),
-        ("[bold]coverage[/]", ""),
-        ("  C(robust-optimal)", f"{record['robust_coverage']:.4g}"),
-        (
-            "  C_Bayes(ideal), C_Bayes(Bayes-optimal)",
-            f"{record['ideal_coverage']:.4g}, {record['bayes_coverage']:.4g}",
-        ),
-        ("[bold]the theorem[/]", f"with delta_0 = {record['delta']:g}"),
-        (
-            "  Bayesian gap <= bound",
-            f"{record['bayes_gap']:.4g} <= {record['bayes_gap_bound']:.4g}: "
-            + _holds(record, "bayes_gap_bound"),
-        ),
-        *_bounds(record, ""),
-        ("[bold]as the proof has it[/]", "C(robust-optimal) not computed, but set by beta"),
-        ("  C(robust-optimal)", f"{record['assumed_coverage']:.4g} = (1 - gamma)^4 / (64 beta)"),
-        *_bounds(record, "_as_assumed"),
-        (
-            "  how hard to tell",
-            f"KL {record['divergence']:.3g} if D hides which arm was pulled (the proof's reading), "
-            f"{record['divergence_with_arms']:.3g} if it shows it",
-        ),
-        (
-            "  epsilon of the proof",
-            f"at most {record['largest_epsilon_of_proof']:.3g}, with beta below 1/32",
-        ),
-    ]
-
-
-def _construction(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    epsilon = record["epsilon"]
-    return [
-        (
-            "worlds",
-            f"one arm pays 1/2, the other {0.5 - epsilon:g} (m_-1) or {0.5 + epsilon:g} "
-            f"(m_1, the truth); gamma = {record['gamma']:g}",
-        ),
-        (
-            "data",
-            f"|D| = {record['data_size']:,}, {record['beta']:.3g} of it on the uncertain arm; "
-            f"P_D(m_1) = {record['posterior_of_truth']:.3f} on average",
-        ),
-    ]
-
-
-def _policies(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("  robust-optimal", f"never the uncertain arm; misses {record['robust_gap']:.4g} in m_1"),
-        (
-            "  Bayes-optimal",
-            "the uncertain arm while its successes less failures are at least "
-            f"{record['threshold']}; misses {record['bayes_gap']:.4g} in m_1",
-        ),
-        (
-            "  Delta",
-            f"{record['advantage']:.4g}, the advantage of the Bayes-optimal one "
-            f"(above zero with probability {record['advantage_is_positive']:.4g})",
-        ),
-    ]
-
-
-def _bounds(record: Mapping[str, Any], reading: str) -> list[tuple[str, str]]:
-    """Both inequalities; `reading` is the ending of their keys."""
-    gap, gap_bound = record["robust_gap"], record[f"robust_gap_bound{reading}"]
-    bound = f"lower_bound{reading}"
-    return [
-        (
-            "  robust gap > bound",
-            f"{gap:.4g} > {gap_bound:.4g}: " + ("holds" if gap > gap_bound else "does not hold"),
-        ),
-        (
-            "  Delta > bound",
-            f"{record['advantage']:.4g} > {record[bound]:.4g}: {_holds(record, bound)}; the bound "
-            f"is positive with probability {record[f'{bound}_is_positive']:.4g}",
-        ),
-    ]
-
-
-def _holds(record: Mapping[str, Any], bound: str) -> str:
-    return f"holds with probability {record[f'{bound}_holds']:.4g} over the data"
+_THEOREM = (
+    (
+        "worlds",
+        "one arm pays 1/2, the other {lower:g} (m_-1) or {upper:g} (m_1, the truth); "
+        "gamma = {gamma:g}",
+    ),
+    (
+        "data",
+        "|D| = {data_size:,}, {beta:.3g} of it on the uncertain arm; "
+        "P_D(m_1) = {posterior_of_truth:.3f} on average",
+    ),
+    ("[bold]policies[/]", ""),
+    ("  robust-optimal", "never the uncertain arm; misses {robust_gap:.4g} in m_1"),
+    (
+        "  Bayes-optimal",
+        "the uncertain arm while its successes less failures are at least {threshold}; "
+        "misses {bayes_gap:.4g} in m_1",
+    ),
+    (
+        "  Delta",
+        "{advantage:.4g}, the advantage of the Bayes-optimal one "
+        "(above zero with probability {advantage_is_positive:.4g})",
+    ),
+    ("[bold]coverage[/]", ""),
+    ("  C(robust-optimal)", "{robust_coverage:.4g}"),
+    ("  C_Bayes(ideal), C_Bayes(Bayes-optimal)", "{ideal_coverage:.4g}, {bayes_coverage:.4g}"),
+    ("[bold]the theorem[/]", "with delta_0 = {delta:g}"),
+    (
+        "  Bayesian gap <= bound",
+        "{bayes_gap:.4g} <= {bayes_gap_bound:.4g}: "
+        "holds with probability {bayes_gap_bound_holds:.4g} over the data",
+    ),
+    ("  robust gap > bound", "{robust_gap:.4g} > {robust_gap_bound:.4g}: {robust_gap_bound_said}"),
+    (
+        "  Delta > bound",
+        "{advantage:.4g} > {lower_bound:.4g}: "
+        "holds with probability {lower_bound_holds:.4g} over the data; the bound is positive with "
+        "probability {lower_bound_is_positive:.4g}",
+    ),
+    ("[bold]as the proof has it[/]", "C(robust-optimal) not computed, but set by beta"),
+    ("  C(robust-optimal)", "{assumed_coverage:.4g} = (1 - gamma)^4 / (64 beta)"),
+    (
+        "  robust gap > bound",
+        "{robust_gap:.4g} > {robust_gap_bound_as_assumed:.4g}: {robust_gap_bound_as_assumed_said}",
+    ),
+    (
+        "  Delta > bound",
+        "{advantage:.4g} > {lower_bound_as_assumed:.4g}: "
+        "holds with probability {lower_bound_as_assumed_holds:.4g} over the data; the bound is "
+        "positive with probability {lower_bound_as_assumed_is_positive:.4g}",
+    ),
+    (
+        "  how hard to tell",
+        "KL {divergence:.3g} if D hides which arm was pulled (the proof's reading), "
+        "{divergence_with_arms:.3g} if it shows it",
+    ),
+    (
+        "  epsilon of the proof",
+        "at most {largest_epsilon_of_proof:.3g}, with beta below 1/32",
+    ),
+)
+"""The theorem, line by line; what depends on the data as its expectation over it."""

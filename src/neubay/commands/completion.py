@@ -49,28 +49,29 @@ def _flags(name: str) -> list[str]:
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][\w.-]*[\w]", shown.getvalue())))
 
 
-def _words(flags: dict[str, list[str]]) -> tuple[list[str], dict[str, str]]:
-    """The first words of commands; and what may follow one word, or two."""
+def _words(flags: dict[str, list[str]], case: str) -> tuple[str, list[str], list[str]]:
+    """The first words of commands; and what may follow one word, or two, as cases of a shell."""
     first = sorted({name.split()[0] for name in COMMANDS})
-    after = {
+    after_one = {
         word: [name.split()[1] for name in COMMANDS if name.startswith(f"{word} ")]
         + flags.get(word, [])
         for word in first
     }
-    after |= {name: flags[name] for name in COMMANDS if " " in name}
-    return first, {words: " ".join(following) for words, following in after.items()}
+    after_two = {name: flags[name] for name in COMMANDS if " " in name}
+    singles, pairs = (
+        [case.format(words, " ".join(following)) for words, following in after.items()]
+        for after in (after_one, after_two)
+    )
+    return " ".join(first), singles, pairs
 
 
 def _bash(flags: dict[str, list[str]]) -> str:
-    first, after = _words(flags)
-    cases = [f'    "{words}") words="{following}" ;;' for words, following in after.items()]
-    pairs = [case for case in cases if " " in case.split('"')[1]]
-    singles = [case for case in cases if case not in pairs]
+    first, singles, pairs = _words(flags, '    "{}") words="{}" ;;')
     return "\n".join(
         [
             "_neubay() {",
             '  local words="" typed="${COMP_WORDS[COMP_CWORD]}"',
-            f'  if [ "$COMP_CWORD" = 1 ]; then words="{" ".join(first)}"; else',
+            f'  if [ "$COMP_CWORD" = 1 ]; then words="{first}"; else',
             '    case "${COMP_WORDS[1]}" in',
             *singles,
             "    esac",
@@ -86,16 +87,13 @@ def _bash(flags: dict[str, list[str]]) -> str:
 
 
 def _zsh(flags: dict[str, list[str]]) -> str:
-    first, after = _words(flags)
-    cases = [f'    ("{words}") found=({following}) ;;' for words, following in after.items()]
-    pairs = [case for case in cases if " " in case.split('"')[1]]
-    singles = [case for case in cases if case not in pairs]
+    first, singles, pairs = _words(flags, '    ("{}") found=({}) ;;')
     return "\n".join(
         [
             "#compdef neubay",
             "_neubay() {",
             "  local -a found",
-            f"  if (( CURRENT == 2 )); then found=({' '.join(first)}); else",
+            f"  if (( CURRENT == 2 )); then found=({first}); else",
             '    case "$words[2]" in',
             *singles,
             "    esac",

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,20 +15,15 @@ from neubay.commands.data_display import (
     show_summary,
     write_json,
 )
-from neubay.commands.options import TaskFlags, Unprefixed, named_data
-from neubay.commands.text import Console, harmless, say
+from neubay.commands.options import NO_FLAGS, Belongs, File, Switch, described, named_data
+from neubay.commands.text import Console, harmless, say, told
 
 # Other imports of ours happen inside the commands: `--help` answers at once.
 
 
-def _shown(metavar: str, help: str | None = None) -> Any:
-    """How an argument looks in the help text."""
-    return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
-
-
 SourceArgument = Annotated[
     tyro.conf.Positional[str],
-    _shown(
+    described(
         "DATASET",
         "A file (.hdf5, .npz), a Minari folder, 'minari:ID', 'd4rl:NAME' or 'neorl:NAME' of a "
         "downloaded dataset, or 'pendulum', the built-in one.",
@@ -36,22 +31,19 @@ SourceArgument = Annotated[
 ]
 TargetArgument = Annotated[
     tyro.conf.Positional[str],
-    _shown(
+    described(
         "TARGET",
         "OUT.hdf5 for D4RL's layout; 'minari:ID' for Minari's own folder of datasets; any other "
         "path for a folder with a Minari dataset.",
     ),
 ]
 TaskArgument = Annotated[
-    tyro.conf.Positional[str], _shown("TASK", "A task such as 'pendulum' or 'd4rl/hopper'.")
+    tyro.conf.Positional[str], described("TASK", "A task such as 'pendulum' or 'd4rl/hopper'.")
 ]
 NameArgument = Annotated[
-    tyro.conf.Positional[str], _shown("NAME", "As in 'neubay data list': hopper-medium-v2.")
+    tyro.conf.Positional[str], described("NAME", "As in 'neubay data list': hopper-medium-v2.")
 ]
-Belongs = Annotated[TaskFlags, Unprefixed]
-NO_FLAGS = TaskFlags()
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-CountFlag = Annotated[int | None, _shown("N")]
+CountFlag = Annotated[int | None, described("N")]
 
 
 def list_datasets(*, json: Switch = False) -> None:
@@ -74,8 +66,8 @@ def info(
     dataset: SourceArgument,
     *,
     belongs: Belongs = NO_FLAGS,
-    png: Annotated[Path | None, _shown("FILE")] = None,
-    json: Annotated[str | None, _shown("FILE")] = None,
+    png: File = None,
+    json: Annotated[str | None, described("FILE")] = None,
 ) -> None:
     """Episodes, returns, lengths, coverage, hash, score and category of a dataset.
 
@@ -83,7 +75,6 @@ def info(
         png: Draw returns, lengths, states and actions to this file (.png, .pdf or .svg).
         json: Write every figure to this file; '-' prints them instead of the text.
     """
-    from neubay.commands.display import told
     from neubay.data.summary import summarise
 
     tell = told(Console(stderr=json == "-"))
@@ -142,7 +133,6 @@ def convert(
     Args:
         force: Overwrite what is there.
     """
-    from neubay.commands.display import told
     from neubay.data.convert import parse_target, write
     from neubay.data.files import refuse_existing
 
@@ -217,9 +207,9 @@ def collect(
 def download(
     name: NameArgument,
     *,
-    mirror: Annotated[str | None, _shown("URL")] = None,
-    out: Annotated[Path | None, _shown("DIR")] = None,
-    sha256: Annotated[str | None, _shown("HEX")] = None,
+    mirror: Annotated[str | None, described("URL")] = None,
+    out: Annotated[Path | None, described("DIR")] = None,
+    sha256: Annotated[str | None, described("HEX")] = None,
     timeout: float = 30.0,
     retries: int = 5,
     force: Switch = False,

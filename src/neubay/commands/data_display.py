@@ -199,12 +199,15 @@ def progress_bar(
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(_json(value))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
     from neubay.data.files import written_whole
 
     with written_whole(path, overwrite=True) as draft:
-        text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(_json(value), encoding="utf-8")

@@ -17,10 +17,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from neubay.commands.text import Console, escape, harmless
+from neubay.commands.text import Console, escape, told
 from neubay.config import WorldConfig
 from neubay.runs.files import read_json
-from neubay.runs.messages import Tell
 from neubay.runs.progress import (
     agent_lines,
     headline,
@@ -108,11 +107,6 @@ def stage_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
     display.progress.remove_task(display.bar)
     with live_display(console, display):
         yield stages(console, display)
-
-
-def told(console: Console) -> Tell:
-    """Prints a sentence that the user should know."""
-    return lambda text: console.print(harmless(text), markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

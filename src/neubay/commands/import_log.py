@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
-from neubay.commands.options import action_bounds, numbers
+from neubay.commands.options import Switch, action_bounds, described, numbers
 from neubay.commands.text import Console, escape, harmless
 from neubay.errors import ConfigError
 
@@ -14,18 +14,16 @@ from neubay.errors import ConfigError
 
 Paths = Annotated[
     tyro.conf.Positional[tuple[str, ...]],
-    tyro.conf.arg(
-        metavar="LOG... OUT",
-        help="Tables (.csv, .csv.gz, .parquet) of the same columns, and where to write: OUT.hdf5, "
+    described(
+        "LOG... OUT",
+        "Tables (.csv, .csv.gz, .parquet) of the same columns, and where to write: OUT.hdf5, "
         "'minari:ID', or a folder for a Minari dataset.",
-        help_behavior_hint="",
     ),
 ]
-Names = Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME,...", help_behavior_hint="")]
-Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
-Formula = Annotated[str | None, tyro.conf.arg(metavar="NAME|FORMULA", help_behavior_hint="")]
-Numbers = Annotated[str | None, tyro.conf.arg(metavar="X|X,X,...", help_behavior_hint="")]
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+Names = Annotated[str | None, described("NAME,NAME,...")]
+Name = Annotated[str | None, described("NAME")]
+Formula = Annotated[str | None, described("NAME|FORMULA")]
+Numbers = Annotated[str | None, described("X|X,X,...")]
 
 
 def import_log(

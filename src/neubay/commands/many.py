@@ -40,6 +40,7 @@ def run_side_by_side(
 ) -> int:
     """Do all that is not finished; how many runs failed."""
     from neubay.runs import rundir
+    from neubay.sweeps.cores import available
     from neubay.sweeps.dispatch import Dispatch
     from neubay.sweeps.jobs import Job, Outcome
     from neubay.sweeps.loop import run_all
@@ -54,8 +55,9 @@ def run_side_by_side(
         return 0
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: must be at least 1")
-    # The cores of a cluster are counted there.
-    most = jobs if address is not None else _at_most(len(to_do), jobs)
+    # As many workers as were asked for, or as there are cores, and no more than runs; the cores of
+    # a cluster are counted there.
+    most = jobs if address is not None else min(len(to_do), jobs or len(available()))
     dispatch = Dispatch(make_engine(engine, plan, jobs=most, address=address))
     names: dict[str, str] = {}
     for each in to_do:
@@ -78,10 +80,3 @@ def run_side_by_side(
 
         run_all(dispatch, done, look)
     return failed
-
-
-def _at_most(runs: int, jobs: int | None) -> int:
-    """Workers: as many as were asked for, or as there are cores, and no more than runs."""
-    from neubay.sweeps.cores import available
-
-    return min(runs, jobs or len(available()))

@@ -44,22 +44,27 @@ if TYPE_CHECKING:
     from neubay.tasks import Task
 
 
-def _shown(metavar: str) -> Any:
+def described(metavar: str | None = None, help: str | None = None) -> Any:
     """How an argument looks in the help text."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+    return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
+
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, described()]
+File = Annotated[Path | None, described("FILE")]
+"""A file that need not be given."""
 
 
 @dataclass(frozen=True)
 class TaskFlags:
     """What the data belongs to, the same flags for every command that takes data."""
 
-    task: Annotated[str | None, _shown("NAME|none")] = None
+    task: Annotated[str | None, described("NAME|none")] = None
     """The task the data belongs to, where its name does not say; 'none': to no task."""
-    task_file: Annotated[Path | None, _shown("FILE")] = None
+    task_file: Annotated[Path | None, described("FILE")] = None
     """A task of your own: a .yaml file, or a .py file, which is run."""
-    action_low: Annotated[str | None, _shown("X|X,X,...")] = None
+    action_low: Annotated[str | None, described("X|X,X,...")] = None
     """The lowest value of the actions, one for all or one each, of data that belongs to no task."""
-    action_high: Annotated[str | None, _shown("X|X,X,...")] = None
+    action_high: Annotated[str | None, described("X|X,X,...")] = None
     """The highest."""
 
     def chosen(self) -> "Task | str | None":
@@ -88,6 +93,11 @@ class TaskFlags:
         from neubay.tasks.files import fingerprint
 
         return {"task_file": fingerprint(self.task_file)}
+
+
+Unprefixed = tyro.conf.arg(name="")
+Belongs = Annotated[TaskFlags, Unprefixed]
+NO_FLAGS = TaskFlags()
 
 
 def action_bounds(low: str | None, high: str | None) -> "Bounds | None":
@@ -123,6 +133,11 @@ class Settings(TaskFlags):
     @property
     def preset_name(self) -> Preset:
         return self.preset or default_preset()
+
+    def about(self) -> dict[str, str]:
+        """What the run.json of a run says of them."""
+        variant = getattr(self, "variant", "neubay")
+        return {"preset": self.preset_name, "variant": variant, **self.record()}
 
 
 @dataclass(frozen=True)
@@ -186,8 +201,6 @@ def world_defaults(settings: Settings, published: Published) -> WorldConfig:
     where = str(settings.config)
     return resolve(published, settings.preset_name, "neubay", {"world": changes}, where).world
 
-
-Unprefixed = tyro.conf.arg(name="")
 
 _UNCHECKED = ConstructorRegistry()
 

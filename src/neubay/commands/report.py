@@ -13,6 +13,7 @@ from neubay.runs import sweepdir
 
 if TYPE_CHECKING:
     from neubay.report.parts.document import Picture
+    from neubay.report.parts.tables import Grid
     from neubay.report.runs.page import Report
     from neubay.report.runs.records import RunRecord
     from neubay.report.runs.reel import Reel
@@ -58,24 +59,24 @@ def report(
         if out is None:
             say("\n".join(map(tables.markdown, shown.grids)).rstrip("\n"))
             return
+    elif len(runs) == 1 and sweepdir.is_sweep(runs[0]):
+        shown = _sweep(runs[0])
     else:
-        if len(runs) == 1 and sweepdir.is_sweep(runs[0]):
-            shown = _sweep(runs[0])
-            return _written(shown, out)
         found, left_out = read_runs(runs)
         if len(found) == 1:
             reel, maze = _episode(found[0], task_file) if film else (None, None)
             shown = page.one_run(found[0], reel=reel, maze=maze, left_out=left_out)
         else:
             shown = page.many_runs(found, left_out=left_out)
-    _written(shown, out)
+    write(shown, out or Path("report"), shown.grids)
 
 
-def _written(shown: "Report", out: Path | None) -> None:
+def write(shown: "Report", folder: Path, grids: "Sequence[Grid]") -> None:
+    """Write a page with all that belongs to it, and print some of its tables."""
     from neubay.report.parts import tables
 
-    paths = shown.save(out or Path("report"))
-    for grid in shown.grids:
+    paths = shown.save(folder)
+    for grid in grids:
         say(tables.markdown(grid))
     say(f"{paths[0]} written, and {len(paths) - 1} files beside it", file=sys.stderr)
 

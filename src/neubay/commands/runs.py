@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from neubay.commands.text import Console, escape
+from neubay.commands.text import Console, escape, show_facts
 from neubay.errors import RunError
 from neubay.report.parts.numbers import number
 from neubay.runs import rundir
@@ -81,12 +81,7 @@ def show(directory: tyro.conf.Positional[Path]) -> None:
     """
     if not rundir.is_run(directory):
         raise RunError(f"{directory}: not a run directory (there is no {rundir.RUN_FILE})")
-    console, run = Console(), rundir.look(directory)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    for name, text in _lines(run).items():
-        table.add_row(name, escape(text))
-    console.print(table)
+    show_facts(Console(), _lines(rundir.look(directory)))
 
 
 def _lines(run: Run) -> dict[str, str]:

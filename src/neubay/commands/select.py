@@ -7,31 +7,26 @@ from typing import Annotated, Any
 
 import tyro
 
-from neubay.commands.display import show_decision, stage_bar, stopped, told, world_progress
-from neubay.commands.options import TaskFlags, Unprefixed, named_data
-from neubay.commands.text import Console
+from neubay.commands.display import show_decision, stage_bar, stopped, world_progress
+from neubay.commands.options import NO_FLAGS, Belongs, TaskFlags, described, named_data
+from neubay.commands.text import Console, told
 from neubay.errors import ConfigError, NeubayError
 
 # Other imports of ours happen inside the command: `--help` answers at once.
 
 
-def _shown(metavar: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
-
 Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
-NO_FLAGS = TaskFlags()
 
 
 def select(
     runs: Runs,
     /,
     *,
-    out: Annotated[Path | None, _shown("DIR")] = None,
-    data: Annotated[str | None, _shown("DATASET")] = None,
-    belongs: Annotated[TaskFlags, Unprefixed] = NO_FLAGS,
+    out: Annotated[Path | None, described("DIR")] = None,
+    data: Annotated[str | None, described("DATASET")] = None,
+    belongs: Belongs = NO_FLAGS,
     judge_seed: int = 0,
-    incumbent: Annotated[str | None, _shown("FIRST-LAST,...")] = None,
+    incumbent: Annotated[str | None, described("FIRST-LAST,...")] = None,
 ) -> None:
     """Judge every policy that runs of the same data have kept, under one protocol: the same starts,
     members and random keys for all. Say which is best, and whether it is better than the data and

@@ -9,7 +9,7 @@ import tyro
 
 from neubay.commands.options import Settings, TrainSettings, Unprefixed, parse, train_defaults
 from neubay.commands.sweep_display import live_table, planned, show_best
-from neubay.commands.text import Console, escape
+from neubay.commands.text import Console, escape, told
 from neubay.config import SelectionConfig, TrainConfig, validated
 from neubay.errors import ConfigError
 
@@ -70,7 +70,7 @@ def sweep(arguments: list[str]) -> int:
     )
     if flags.out is None:
         raise ConfigError("--out: name the sweep's directory")
-    from neubay.commands.display import stopped, told
+    from neubay.commands.display import stopped
     from neubay.sweeps import sweep as sweeps
     from neubay.sweeps.sweep import make_engine
 
@@ -133,5 +133,4 @@ def shared_plan(settings: Settings, dataset: "Dataset", folder: Path, **options:
         task_file=settings.task_file,
         bounds=settings.action_bounds,
     )
-    about = {"preset": settings.preset_name, "variant": getattr(settings, "variant", "neubay")}
-    return Plan(dataset, source, folder, {**about, **settings.record()}, **options)  # type: ignore[arg-type]
+    return Plan(dataset, source, folder, settings.about(), **options)  # type: ignore[arg-type]

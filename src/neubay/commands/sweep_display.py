@@ -22,14 +22,18 @@ ROWS = 20
 _COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "pruned": "yellow"}
 
 
+def _drawn_anew(console: Console) -> contextlib.AbstractContextManager[Live | None]:
+    """What draws a table again and again, on a terminal; none elsewhere."""
+    if console.is_terminal:
+        return Live(console=console, refresh_per_second=2)
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def live_table(console: Console) -> Iterator[Callable[["Record", "Dispatch"], None]]:
     """Shows a sweep as it goes."""
     begun, told = time.monotonic(), set[int]()
-    with contextlib.ExitStack() as stack:
-        live: Live | None = None
-        if console.is_terminal:
-            live = stack.enter_context(Live(console=console, refresh_per_second=2))
+    with _drawn_anew(console) as live:
 
         def show(record: "Record", dispatch: "Dispatch") -> None:
             left = time_left(record, dispatch.engine.workers)
@@ -126,10 +130,7 @@ def show_best(console: Console, found: "Sweep") -> None:
 def run_lines(console: Console, names: dict[str, str]) -> Iterator[Callable[[str, str], None]]:
     """Shows runs by directory and state; `names` says what to call them."""
     states = dict.fromkeys(names, "waiting")
-    with contextlib.ExitStack() as stack:
-        live: Live | None = None
-        if console.is_terminal:
-            live = stack.enter_context(Live(console=console, refresh_per_second=2))
+    with _drawn_anew(console) as live:
 
         def show(directory: str, state: str) -> None:
             states[directory] = state

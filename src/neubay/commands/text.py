@@ -2,12 +2,13 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import rich.console
 from rich import markup
 from rich.segment import Segment
+from rich.table import Table
 
 # Control characters but for line breaks and tabs, and what turns the direction of writing around.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -38,3 +39,17 @@ class Console(rich.console.Console):
 def say(text: str, file: Any = None) -> None:
     """Print a line as it is, for other programs to read, but for control characters."""
     print(harmless(text), file=file or sys.stdout, flush=True)
+
+
+def told(console: Console) -> Callable[[str], None]:
+    """Prints a sentence that the user should know."""
+    return lambda text: console.print(harmless(text), markup=False, soft_wrap=True)
+
+
+def show_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """Names in bold, and beside each its text."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    for name, text in facts.items():
+        table.add_row(name, escape(text))
+    console.print(table)

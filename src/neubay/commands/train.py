@@ -11,7 +11,7 @@ from rich.table import Table
 from neubay.commands.many import Wanted, run_side_by_side
 from neubay.commands.options import TrainSettings, Unprefixed, parse, train_defaults
 from neubay.commands.sweep import shared_plan
-from neubay.commands.text import Console, escape
+from neubay.commands.text import Console, escape, told
 from neubay.config import SelectionConfig, TrainConfig, known, settle, updated, validated
 from neubay.errors import ConfigError
 
@@ -71,7 +71,7 @@ def train(arguments: list[str]) -> int:
         "command resumes a run that was interrupted.",
     )
     from neubay import experiment, world
-    from neubay.commands.display import show_selection, stopped, told
+    from neubay.commands.display import show_selection, stopped
     from neubay.runs import rundir
 
     console = Console()
@@ -86,17 +86,10 @@ def train(arguments: list[str]) -> int:
     if flags.together:
         raise ConfigError("--together: the runs that --seeds names, as one program")
     directory = flags.out or experiment.default_directory(dataset, settings.variant, config.seed)
-    preset = settings.preset_name
     _announce(console, flags, dataset, directory)
     trackers = _trackers(flags, config, directory)
     fitted = None if flags.world is None else world.load(flags.world, dataset)
     finished = rundir.is_finished(directory)
-    about = {
-        "command": command,
-        "preset": preset,
-        "variant": settings.variant,
-        **settings.record(),
-    }
     with stopped(console, command):
         result = run_shown(
             console,
@@ -104,7 +97,7 @@ def train(arguments: list[str]) -> int:
             config,
             directory,
             fitted=fitted,
-            about=about,
+            about={"command": command, **settings.about()},
             select=flags.selection,
             trackers=trackers,
             checkpoint_seconds=flags.checkpoint_seconds,
@@ -181,17 +174,15 @@ def _on_one_device(
 ) -> None:
     """All runs in this process, their gradient steps as one program; shown in lines."""
     from neubay import experiment, world
-    from neubay.commands.display import told
 
-    settings, runs = flags.settings, []
+    runs = []
     fitted = None if flags.world is None else world.load(flags.world, dataset)
-    common = {"preset": settings.preset_name, "variant": settings.variant, **settings.record()}
     for each in wanted:
         line = experiment.seed_lines(told(console), each.config.seed)
         shown = experiment.in_lines(dataset, each.config, line)
         options = {
             "fitted": fitted,
-            "about": common | each.about,
+            "about": flags.settings.about() | each.about,
             "select": flags.selection,
             "checkpoint_seconds": flags.checkpoint_seconds,
             "tell": line,
@@ -239,7 +230,7 @@ def run_shown(
 ) -> "Result":
     """`experiment.run` with its progress on the console."""
     from neubay import experiment
-    from neubay.commands.display import Display, live_display, stages, told, world_progress
+    from neubay.commands.display import Display, live_display, stages, world_progress
 
     config = settle(config, dataset.facts)
     display = Display(known(config.agent.steps), _data_return(dataset))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
-from rich.table import Table
 
 from neubay import published
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
 from neubay.commands.sweep import shared_plan
-from neubay.commands.text import Console, escape
+from neubay.commands.text import Console, escape, show_facts, told
 from neubay.config import WorldConfig, preset, updated
 from neubay.errors import ConfigError
+from neubay.report.parts.numbers import shown
 
 if TYPE_CHECKING:
     from neubay.data import Dataset
@@ -53,7 +53,7 @@ def train(arguments: list[str]) -> int:
         "interrupted training.",
     )
     from neubay import preflight, world
-    from neubay.commands.display import stopped, told, world_progress
+    from neubay.commands.display import stopped, world_progress
 
     console = Console()
     settings, config = flags.settings, flags.values
@@ -120,9 +120,7 @@ def show(console: Console, fitted: "FittedWorld") -> None:
     norm = "LayerNorm" if config.layer_norm else "no LayerNorm"
     outputs = "the reward" if fitted.world.reward_only else "next state and reward"
     thresholds = [f"{fitted.threshold(zeta):.4g} ({zeta:g})" for zeta in (0.5, *published.ZETAS)]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    rows = {
+    facts = {
         "data": f"{fitted.dataset_name}, {len(fitted.data_uncertainty):,} transitions, "
         f"hash {fitted.dataset_hash}",
         "members": f"the best {config.members} of {config.pool}, {config.depth} x {config.width}, "
@@ -137,26 +135,24 @@ def show(console: Console, fitted: "FittedWorld") -> None:
         **({} if fitted.termination is None else _termination(fitted.termination)),
         "versions": ", ".join(f"{name} {value}" for name, value in fitted.provenance.items()),
     }
-    for name, text in rows.items():
-        table.add_row(name, escape(text))
-    console.print(table)
+    show_facts(console, facts)
 
 
 def _termination(record: "TerminationRecord") -> dict[str, str]:
     """What ends an episode, as far as it was learned."""
     steps = record.survival["steps"]
-    shown = [steps.index(max(s for s in steps if s <= age)) for age in AGES if age <= steps[-1]]
+    places = [steps.index(max(s for s in steps if s <= age)) for age in AGES if age <= steps[-1]]
     alive = [
         f"{steps[place]:.0f}: {record.survival['data'][place]:.0%} / "
         f"{record.survival['recorded'][place]:.0%} / {record.survival['imagined'][place]:.0%}"
-        for place in dict.fromkeys((*shown, len(steps) - 1))
+        for place in dict.fromkeys((*places, len(steps) - 1))
     ]
     apart = record.false_alarms_apart
     by = "drawn by probability" if record.drawn else "by a threshold"
     return {
         "termination": f"learned from {record.ends:,} ends of {record.episodes:,} episodes, {by}",
         "  held out": f"{record.held_out_ends:,} ends in {record.held_out_steps:,} steps: "
-        f"precision {_percent(record.precision)}, recall {_percent(record.recall)}",
+        f"precision {shown(record.precision, '.1%')}, recall {shown(record.recall, '.1%')}",
         "  false alarms": f"{1000 * record.false_alarms:.3g} per 1,000 steps; "
         + ("" if apart is None else f"{1000 * apart:.3g} where no end follows within ten steps ")
         + f"(95 %: at most {1000 * record.false_alarms_apart_at_most:.3g})",
@@ -165,7 +161,3 @@ def _termination(record: "TerminationRecord") -> dict[str, str]:
         f"heads on imagined steps {1000 * record.rate_imagined:.3g}",
         "  still running after": "data / heads / imagined: " + ", ".join(alive),
     }
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

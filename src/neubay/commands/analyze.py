@@ -588,7 +588,7 @@ def _write(
     from neubay.studies.records import world_info
 
     document = {
-        "worlds": [world_info(label, fitted).record() for label, fitted in worlds.items()],
+        "worlds": [world_info(label, fitted) for label, fitted in worlds.items()],
         name: records,
         "provenance": provenance(),
     }

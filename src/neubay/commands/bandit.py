@@ -167,7 +167,7 @@ def _theory(
 ) -> None:
     from neubay.studies.theory import TwoWorlds
 
-    record = TwoWorlds(epsilon, beta, data_size, gamma).theorem().record()
+    record = TwoWorlds(epsilon, beta, data_size, gamma).theorem()
     words: dict[str, Any] = {"lower": 0.5 - epsilon, "upper": 0.5 + epsilon}
     for bound in ("robust_gap_bound", "robust_gap_bound_as_assumed"):
         holds = record["robust_gap"] > record[bound]

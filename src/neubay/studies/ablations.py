@@ -18,7 +18,7 @@ An arm equal to the main setting is left out. All ablations of a setting have th
 in one folder they share its runs. Runs that need the same world find it in the cache.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,6 @@ from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.published import Over
 from neubay.tasks import Task
-
-Changes = Iterator[tuple[str, dict[str, Any]]]
-"""Names of arms, and what they change in the main setting."""
 
 SIZES = (20, 5)
 PENALTIES = (0.04, 0.2, 1.0, 5.0)
@@ -64,7 +61,7 @@ class Planned:
 def arms(over: Over, config: TrainConfig, task: Task) -> list[Arm]:
     """The main arm, which is `config`, and those that differ from it."""
     found = [Arm(MAIN, config)]
-    for name, changes in _GRIDS[over](config, task):
+    for name, changes in _grid(over, config, task).items():
         changed = updated(config, changes)
         if changed not in [arm.config for arm in found]:
             found.append(Arm(name, changed))
@@ -112,80 +109,42 @@ def share_pool(dataset: Dataset, main: TrainConfig, smaller: TrainConfig) -> Non
 # --- The grids -----------------------------------------------------------------------------------
 
 
-def _zeta(config: TrainConfig, task: Task) -> Changes:
-    for zeta in reversed(published.ZETAS):
-        yield f"zeta-{zeta:g}", {"rollout": {"zeta": zeta}}
-
-
-def _size(config: TrainConfig, task: Task) -> Changes:
-    for members in SIZES:
-        if members < config.world.members:
-            yield f"N-{members}", {"world": {"members": members}}
-
-
-def _penalty(config: TrainConfig, task: Task) -> Changes:
-    for penalty in PENALTIES:
-        yield f"lambda-{penalty:g}", {"rollout": {"penalty": penalty}}
-
-
-def _horizon(config: TrainConfig, task: Task) -> Changes:
-    longest = LONG_HORIZON if task.horizon > LONG_HORIZON else HORIZON_OF_SHORT_EPISODES
-    for horizon in (longest, *SHORT_HORIZONS):
-        yield f"horizon-{horizon}", {"rollout": {"horizon": horizon, "zeta": None}}
-
-
-def _memory(config: TrainConfig, task: Task) -> Changes:
-    for kappa in dict.fromkeys((config.agent.kappa, *_kappas(task))):
-        name = "markov" if kappa is None else f"markov-kappa-{kappa:g}"
-        yield name, {"agent": VARIANTS["markov"]["agent"] | {"kappa": kappa}}
-
-
-def _kappas(task: Task) -> tuple[float, ...]:
-    """What the paper chose kappa from, for the benchmark that the task belongs to."""
-    return _benchmark(task).kappa_grid
-
-
-def _benchmark(task: Task) -> published.PaperBenchmark:
-    for dataset in published.datasets().values():
-        if dataset.task == task.name:
-            return published.benchmarks()[dataset.benchmark]
-    return published.benchmarks()[LARGEST]
-
-
-def _kappa(config: TrainConfig, task: Task) -> Changes:
-    for kappa in _benchmark(task).kappa_grid:
-        yield f"kappa-{kappa:g}", {"agent": {"kappa": kappa}}
-
-
-def _eta_phi(config: TrainConfig, task: Task) -> Changes:
-    for rate in _benchmark(task).eta_phi_grid:
-        yield f"eta_phi-{rate:g}", {"agent": {"encoder_lr": rate}}
-
-
-def _critic(config: TrainConfig, task: Task) -> Changes:
-    if task.actions.kind == "discrete":
+def _grid(over: Over, config: TrainConfig, task: Task) -> dict[str, dict[str, Any]]:
+    """Names of arms, and what each changes in the main setting."""
+    if over == "critic" and task.actions.kind == "discrete":
         raise ConfigError(
             f"--over critic: '{task.name}' has discrete actions, whose critic is neither REDQ nor "
             "SAC; choose another ablation"
         )
-    for zeta in SAC_ZETAS:
-        changes = {"agent": {"heads": 2, "target_heads": 2}, "rollout": {"zeta": zeta}}
-        yield f"sac-zeta-{zeta:g}", changes
+    paper, markov = _benchmark(task), VARIANTS["markov"]["agent"]
+    longest = LONG_HORIZON if task.horizon > LONG_HORIZON else HORIZON_OF_SHORT_EPISODES
+    sac = {"heads": 2, "target_heads": 2}
+    grids: dict[Over, dict[str, dict[str, Any]]] = {
+        "zeta": {f"zeta-{z:g}": {"rollout": {"zeta": z}} for z in reversed(published.ZETAS)},
+        "N": {f"N-{n}": {"world": {"members": n}} for n in SIZES if n < config.world.members},
+        "lambda": {f"lambda-{each:g}": {"rollout": {"penalty": each}} for each in PENALTIES},
+        "horizon": {
+            f"horizon-{h}": {"rollout": {"horizon": h, "zeta": None}}
+            for h in (longest, *SHORT_HORIZONS)
+        },
+        "memory": {
+            "markov" if kappa is None else f"markov-kappa-{kappa:g}": {
+                "agent": markov | {"kappa": kappa}
+            }
+            for kappa in (config.agent.kappa, *paper.kappa_grid)
+        },
+        "critic": {f"sac-zeta-{z:g}": {"agent": sac, "rollout": {"zeta": z}} for z in SAC_ZETAS},
+        "layernorm": {
+            "layernorm": {"world": {"layer_norm": True}},
+            "no-layernorm": {"world": {"layer_norm": False}},
+        },
+        "kappa": {f"kappa-{k:g}": {"agent": {"kappa": k}} for k in paper.kappa_grid},
+        "eta_phi": {f"eta_phi-{e:g}": {"agent": {"encoder_lr": e}} for e in paper.eta_phi_grid},
+    }
+    return grids[over]
 
 
-def _layernorm(config: TrainConfig, task: Task) -> Changes:
-    yield "layernorm", {"world": {"layer_norm": True}}
-    yield "no-layernorm", {"world": {"layer_norm": False}}
-
-
-_GRIDS: dict[Over, Callable[[TrainConfig, Task], Changes]] = {
-    "zeta": _zeta,
-    "N": _size,
-    "lambda": _penalty,
-    "horizon": _horizon,
-    "memory": _memory,
-    "critic": _critic,
-    "layernorm": _layernorm,
-    "kappa": _kappa,
-    "eta_phi": _eta_phi,
-}
+def _benchmark(task: Task) -> published.PaperBenchmark:
+    """The paper's benchmark that the task belongs to, with the grids that it chose from."""
+    known = (each.benchmark for each in published.datasets().values() if each.task == task.name)
+    return published.benchmarks()[next(known, LARGEST)]

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from neubay import published
 from neubay.data.dataset import Dataset
 from neubay.errors import DatasetError, WorldError
-from neubay.studies.ranks import auroc, roc, share, spearman
-from neubay.studies.records import Record, check_sizes, scatter_sample
+from neubay.studies.ranks import auroc, mean, roc, spearman
+from neubay.studies.records import Record, check_sizes, in_blocks, scatter_sample
 from neubay.world import FittedWorld, Transitions, World, gather, quantify, split_rows
 
 DANGER = 0.999
@@ -163,9 +163,6 @@ class OneStep(NamedTuple):
     mixture_coverage: Float[np.ndarray, "n levels"]  # share of dimensions
 
 
-_BLOCK = 1024  # transitions at once
-
-
 @eqx.filter_jit
 def _one_step(
     world: World, data: Transitions
@@ -195,14 +192,9 @@ def one_step(world: World, dataset: Dataset, rows: Int[np.ndarray, " n"]) -> One
     """Predict every transition in `rows` of the dataset's tape."""
     if not len(rows):
         raise DatasetError(f"{dataset.name}: no transitions to predict; evaluate on other data")
-    blocks = []
-    for begin in range(0, len(rows), _BLOCK):
-        block = rows[begin : begin + _BLOCK]
-        # Padded to one shape, so that one compilation serves all blocks.
-        padded = np.pad(block, (0, _BLOCK - len(block)), mode="edge")
-        measured = _one_step(world, Transitions.copy(dataset, padded))
-        blocks.append([np.asarray(leaf, np.float64)[: len(block)] for leaf in measured])
-    return OneStep(*(np.concatenate(leaves) for leaves in zip(*blocks, strict=True)))
+    return OneStep(
+        *in_blocks(lambda block: _one_step(world, Transitions.copy(dataset, block)), rows)
+    )
 
 
 def _assessment(
@@ -226,8 +218,8 @@ def _assessment(
                 zeta=zeta,
                 threshold=threshold,
                 beyond=float(np.mean(uncertainty > threshold)),
-                false_safe=share(uncertainty[dangerous] <= threshold),
-                false_alarm=share(uncertainty[~dangerous] > threshold),
+                false_safe=mean(uncertainty[dangerous] <= threshold),
+                false_alarm=mean(uncertainty[~dangerous] > threshold),
             )
             for zeta, threshold in thresholds
         ],

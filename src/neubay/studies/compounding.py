@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from neubay import published
 from neubay.data.dataset import Dataset
 from neubay.errors import DatasetError, WorldError
-from neubay.studies.ranks import auroc, share, spearman
+from neubay.studies.ranks import auroc, mean, spearman
 from neubay.studies.records import CURVE_POINTS, Record, check_sizes, scatter_sample
 from neubay.world import FittedWorld, World, WorldStep
 
@@ -365,7 +365,7 @@ def _cut(zeta: float, threshold: float, replayed: Deviations, spread: float) -> 
         kept_error_p95=float(np.percentile(replayed.state_error[kept], 95)),
         kept_error_max=float(replayed.state_error[kept].max()),
         kept_severe=float(severe[kept].mean()),
-        false_safe=share(~beyond[severe]),
+        false_safe=mean(~beyond[severe]),
     )
 
 

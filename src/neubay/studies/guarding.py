@@ -77,13 +77,16 @@ class Alarms:
     def of(
         cls, alarms: Bool[np.ndarray, "steps episodes"], watched: Watched, ahead: int = AHEAD
     ) -> "Alarms":
-        first, calm = onsets(watched.falls, ahead), calm_steps(watched, ahead)
+        first = onsets(watched.falls, ahead)
+        # Steps without a fall at them or in those that follow, and windows of such steps.
+        calm = watched.alive & (_within(watched.falls, ahead, forwards=True) == 0)
+        quiet = _within(calm, ahead, forwards=True) == ahead
         distances = []
         for step, episode in zip(*np.nonzero(first), strict=True):
             before = alarms[max(step - ahead + 1, 0) : step + 1, episode]
             if before.any():
                 distances.append(len(before) - int(before.argmax()))
-        windows = _windows(alarms, calm, ahead)
+        windows = (_within(alarms, ahead, forwards=True) > 0)[quiet]
         steps = int(calm.sum())
         return cls(
             per_episode=float(alarms.sum() / alarms.shape[1]),
@@ -105,11 +108,6 @@ def onsets(
     return falls & (_within(falls, apart + 1, forwards=False) == 1)
 
 
-def calm_steps(watched: Watched, ahead: int) -> Bool[np.ndarray, "steps episodes"]:
-    """Steps without a fall at them or in the steps that follow."""
-    return watched.alive & (_within(watched.falls, ahead, forwards=True) == 0)
-
-
 def _within(
     events: Bool[np.ndarray, "steps episodes"], steps: int, *, forwards: bool
 ) -> Int[np.ndarray, "steps episodes"]:
@@ -119,16 +117,6 @@ def _within(
     if forwards:
         return total[np.minimum(row + steps, len(events))] - total[row]
     return total[row + 1] - total[np.maximum(row + 1 - steps, 0)]
-
-
-def _windows(
-    alarms: Bool[np.ndarray, "steps episodes"],
-    calm: Bool[np.ndarray, "steps episodes"],
-    steps: int,
-) -> Bool[np.ndarray, " windows"]:
-    """For every window of so many calm steps, whether it has an alarm."""
-    quiet = _within(calm, steps, forwards=True) == steps
-    return (_within(alarms, steps, forwards=True) > 0)[quiet]
 
 
 Fallen = Callable[[np.ndarray, dict[str, Any]], bool]

@@ -43,6 +43,6 @@ def roc(
     return above[0], above[1]
 
 
-def share(condition: Bool[np.ndarray, " n"]) -> float | None:
-    """Of true values; none without any values."""
-    return float(condition.mean()) if len(condition) else None
+def mean(values: Bool[np.ndarray, " n"] | Float[np.ndarray, " n"]) -> float | None:
+    """Of numbers, or the share of true values; none without any values."""
+    return float(values.mean()) if len(values) else None

@@ -6,10 +6,11 @@ Every result is a frozen dataclass whose `record()` is what the JSON files hold.
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
@@ -17,6 +18,7 @@ from neubay.world import FittedWorld
 
 CURVE_POINTS = 200
 SCATTER_POINTS = 2000
+_BLOCK = 1024  # transitions at once
 
 
 def scatter_sample(count: int, seed: int) -> Int[np.ndarray, " points"]:
@@ -48,45 +50,36 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class WorldInfo(Record):
-    """Which world a result is about."""
-
-    world: str
-    trained_on: str
-    dataset_hash: str
-    transitions: int
-    layer_norm: bool
-    width: int
-    depth: int
-    pool: int
-    members: int
-    epochs: int
-    seed: int
-    validation_score: float
-    """Mean over the kept members of their best validation score (MSE unless configured)."""
-    seconds: float
-    """Of training, on the machine it ran on."""
-
-
-def world_info(name: str, fitted: FittedWorld) -> WorldInfo:
-    """What identifies a world, and how it was trained."""
+def world_info(name: str, fitted: FittedWorld) -> dict[str, Any]:
+    """What identifies a world, and how it was trained, as the JSON files hold it."""
     config = fitted.config
-    return WorldInfo(
-        world=name,
-        trained_on=fitted.dataset_name,
-        dataset_hash=fitted.dataset_hash,
-        transitions=len(fitted.data_uncertainty),
-        layer_norm=config.layer_norm,
-        width=config.width,
-        depth=config.depth,
-        pool=config.pool,
-        members=config.members,
-        epochs=len(fitted.history),
-        seed=fitted.seed,
-        validation_score=float(fitted.scores[fitted.kept].mean()),
-        seconds=fitted.seconds,
-    )
+    return {
+        "world": name,
+        "trained_on": fitted.dataset_name,
+        "dataset_hash": fitted.dataset_hash,
+        "transitions": len(fitted.data_uncertainty),
+        **{
+            key: getattr(config, key) for key in ("layer_norm", "width", "depth", "pool", "members")
+        },
+        "epochs": len(fitted.history),
+        "seed": fitted.seed,
+        # Mean over the kept members of their best validation score (MSE unless configured).
+        "validation_score": _plain(float(fitted.scores[fitted.kept].mean())),
+        "seconds": _plain(fitted.seconds),  # of training, on the machine it ran on
+    }
+
+
+def in_blocks(
+    measure: Callable[[np.ndarray], Iterable[Any]], rows: Int[np.ndarray, " n"]
+) -> list[Float[np.ndarray, "n *shape"]]:
+    """What `measure` gives for rows, some at a time. Blocks are padded to one shape, so that one
+    compilation serves all."""
+    blocks = []
+    for begin in range(0, len(rows), _BLOCK):
+        block = rows[begin : begin + _BLOCK]
+        measured = measure(np.pad(block, (0, _BLOCK - len(block)), mode="edge"))
+        blocks.append([np.asarray(leaf, np.float64)[: len(block)] for leaf in measured])
+    return [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
 
 
 def check_sizes(fitted: FittedWorld, dataset: Dataset) -> None:

@@ -20,7 +20,6 @@ from neubay.tape import AgentInput
 from neubay.world import (
     FittedWorld,
     Head,
-    TerminationRecord,
     World,
     assess,
     calibrated,
@@ -113,13 +112,14 @@ def termination(
     known, heads = fitted.termination, fitted.world.heads
     assert known is not None and heads is not None
     _, calibration, held_out = split_episodes(dataset, fitted.seed)
-    ways = []
+    ways, names = [], [field.name for field in dataclasses.fields(HeldOut)][1:]
     for drawn in (False, True):
         tried = calibrated(heads, dataset, calibration, fitted.world.scaler, drawn=drawn)
         record = assess(
             dataclasses.replace(fitted.world, heads=tried), dataset, held_out, fitted.seed
         )
-        ways.append(_held_out("drawn" if drawn else "threshold", record))
+        numbers = {name: getattr(record, name) for name in names}
+        ways.append(HeldOut("drawn" if drawn else "threshold", **numbers))
     return Termination(
         world=name,
         data=dataset.name,
@@ -134,11 +134,6 @@ def termination(
         ways=ways,
         imagined=_imagined(fitted, dataset, rollouts, seed),
     )
-
-
-def _held_out(decided: str, record: TerminationRecord) -> HeldOut:
-    names = [field.name for field in dataclasses.fields(HeldOut)][1:]
-    return HeldOut(decided, **{name: getattr(record, name) for name in names})
 
 
 class Replayed(eqx.Module):

@@ -252,131 +252,72 @@ class TwoWorlds:
         possible = (np.abs(lead) <= self.data_size) & (probability > 1e-17)
         return lead[possible], probability[possible] / probability[possible].sum()
 
-    def theorem(self) -> "Theorem":
-        """Every quantity of the theorem, over the draw of the data where it depends on it."""
-        lead, probability = self.leads()
-        means = np.array([[0.5, 0.5 - self.epsilon], [0.5, 0.5 + self.epsilon]])
-        behaviour = np.array([1 - self.beta, self.beta])
-
-        def mismatch(uncertain: Float[np.ndarray, "*batch worlds"]) -> Mismatch:
-            occupancy = np.stack([1 - uncertain, uncertain], axis=-1)
-            return Mismatch.of_bandits(means, means[1], occupancy, behaviour)
-
+    def theorem(self) -> dict[str, Any]:
+        """Every quantity of the theorem as a plain number. What depends on the draw of the data is
+        its expectation, or the probability that it holds."""
+        lead, weight = self.leads()
         posterior = self.posterior(lead)
         chosen = np.stack([self.occupancy(lead, -1), self.occupancy(lead, 1)], axis=-1)
-        return Theorem(
-            worlds=self,
-            lead=lead,
-            probability=probability,
-            robust_gap=self.epsilon / (1 - self.gamma),
-            bayes_gap=self.epsilon / (1 - self.gamma) * (1 - chosen[:, 1]),
-            robust_coverage=float(robust_coverage(mismatch(np.zeros(2)))),
-            ideal_coverage=bayesian_coverage(mismatch(np.ones_like(chosen)), posterior),
-            bayes_coverage=bayesian_coverage(mismatch(chosen), posterior),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Theorem:
-    """The theorem's two sides for a `TwoWorlds`. Arrays run over the leads the data may show."""
-
-    worlds: TwoWorlds
-    lead: Int[np.ndarray, " k"]
-    probability: Float[np.ndarray, " k"]
-    robust_gap: float
-    """J(pi*(m*), m*) - J(pi*(M), m*): what the robust-optimal policy misses."""
-    bayes_gap: Float[np.ndarray, " k"]
-    """The same of the Bayes-optimal policy."""
-    robust_coverage: float
-    """C(pi*(M))."""
-    ideal_coverage: Float[np.ndarray, " k"]
-    """C_Bayes(pi*(m*))."""
-    bayes_coverage: Float[np.ndarray, " k"]
-    """C_Bayes(pi*(P_D))."""
-
-    @property
-    def advantage(self) -> Float[np.ndarray, " k"]:
-        """Delta: the return of the Bayes-optimal over that of the robust-optimal policy in m*."""
-        return self.robust_gap - self.bayes_gap
-
-    @property
-    def scale(self) -> float:
-        """8 r_max / (1 - gamma)^2 sqrt(ln(|M| / delta_0) / |D|)."""
-        worlds = self.worlds
-        return 8 / (1 - worlds.gamma) ** 2 * math.sqrt(math.log(2 / CONFIDENCE) / worlds.data_size)
-
-    @property
-    def bayes_gap_bound(self) -> Float[np.ndarray, " k"]:
-        """What the proof says the Bayesian gap stays below."""
-        return self.scale * np.sqrt(np.maximum(self.ideal_coverage, self.bayes_coverage))
-
-    @property
-    def lower_bound(self) -> Float[np.ndarray, " k"]:
-        """What the theorem says the advantage exceeds."""
-        return self.scale * math.sqrt(self.robust_coverage) - self.bayes_gap_bound
-
-    @property
-    def assumed_coverage(self) -> float:
-        """C(pi*(M)) as the proof has it: not computed, but a free number that fixes beta by
-        beta = (1 - gamma)^4 / (64 C)."""
-        return (1 - self.worlds.gamma) ** 4 / (64 * self.worlds.beta)
-
-    @property
-    def lower_bound_as_assumed(self) -> Float[np.ndarray, " k"]:
-        """The theorem's bound with that number in place of the robust policy's coverage."""
-        return self.scale * math.sqrt(self.assumed_coverage) - self.bayes_gap_bound
-
-    @property
-    def divergence(self) -> float:
-        """KL between the data's distributions under m_{-1} and m_1 if only rewards were recorded,
-        as the proof has it."""
-        x = 2 * self.worlds.epsilon * self.worlds.beta
-        return self.worlds.data_size * x * math.log((1 + x) / (1 - x))
-
-    @property
-    def divergence_with_arms(self) -> float:
-        """The same for data that also says which arm was pulled."""
-        x = 2 * self.worlds.epsilon
-        return self.worlds.data_size * self.worlds.beta * x * math.log((1 + x) / (1 - x))
-
-    def record(self) -> dict[str, Any]:
-        """As plain numbers: expectations over the data where a quantity depends on it."""
-
-        def expected(values: Float[np.ndarray, " k"]) -> float:
-            return float(self.probability @ values)
-
-        def chance(event: Bool[np.ndarray, " k"]) -> float:
-            return float(self.probability[event].sum())
-
-        worlds, advantage = self.worlds, self.advantage
-        return {
-            "epsilon": worlds.epsilon,
-            "beta": worlds.beta,
-            "data_size": worlds.data_size,
-            "gamma": worlds.gamma,
+        # J(pi*(m*), m*) - J(pi, m*): what the robust- and the Bayes-optimal policy miss, and Delta,
+        # the return of the second over that of the first in m*.
+        robust_gap = self.epsilon / (1 - self.gamma)
+        bayes_gap = robust_gap * (1 - chosen[:, 1])
+        advantage = robust_gap - bayes_gap
+        # C(pi*(M)), C_Bayes(pi*(m*)) and C_Bayes(pi*(P_D)).
+        robust = float(robust_coverage(self._mismatch(np.zeros(2))))
+        ideal = bayesian_coverage(self._mismatch(np.ones_like(chosen)), posterior)
+        bayes = bayesian_coverage(self._mismatch(chosen), posterior)
+        # What the proof says the Bayesian gap stays below, by a scale of
+        # 8 r_max / (1 - gamma)^2 sqrt(ln(|M| / delta_0) / |D|).
+        scale = 8 / (1 - self.gamma) ** 2 * math.sqrt(math.log(2 / CONFIDENCE) / self.data_size)
+        gap_bound = scale * np.sqrt(np.maximum(ideal, bayes))
+        # C(pi*(M)) as the proof has it: not computed, but a free number that fixes beta by
+        # beta = (1 - gamma)^4 / (64 C).
+        assumed = (1 - self.gamma) ** 4 / (64 * self.beta)
+        found = {
+            "epsilon": self.epsilon,
+            "beta": self.beta,
+            "data_size": self.data_size,
+            "gamma": self.gamma,
             "delta": CONFIDENCE,
-            "threshold": worlds.threshold,
-            "posterior_of_truth": expected(worlds.posterior(self.lead)[:, 1]),
-            "robust_gap": self.robust_gap,
-            "bayes_gap": expected(self.bayes_gap),
-            "advantage": expected(advantage),
-            "advantage_is_positive": chance(advantage > 0),
-            "robust_coverage": self.robust_coverage,
-            "assumed_coverage": self.assumed_coverage,
-            "ideal_coverage": expected(self.ideal_coverage),
-            "bayes_coverage": expected(self.bayes_coverage),
-            "scale": self.scale,
-            "bayes_gap_bound": expected(self.bayes_gap_bound),
-            "bayes_gap_bound_holds": chance(self.bayes_gap <= self.bayes_gap_bound),
-            "robust_gap_bound": self.scale * math.sqrt(self.robust_coverage),
-            "robust_gap_bound_as_assumed": self.scale * math.sqrt(self.assumed_coverage),
-            "lower_bound": expected(self.lower_bound),
-            "lower_bound_holds": chance(advantage > self.lower_bound),
-            "lower_bound_is_positive": chance(self.lower_bound > 0),
-            "lower_bound_as_assumed": expected(self.lower_bound_as_assumed),
-            "lower_bound_as_assumed_holds": chance(advantage > self.lower_bound_as_assumed),
-            "lower_bound_as_assumed_is_positive": chance(self.lower_bound_as_assumed > 0),
-            "divergence": self.divergence,
-            "divergence_with_arms": self.divergence_with_arms,
-            "largest_epsilon_of_proof": math.sqrt(math.log(16) / (worlds.data_size * worlds.beta)),
+            "threshold": self.threshold,
+            "posterior_of_truth": float(weight @ posterior[:, 1]),
+            "robust_gap": robust_gap,
+            "bayes_gap": float(weight @ bayes_gap),
+            "advantage": float(weight @ advantage),
+            "advantage_is_positive": float(weight[advantage > 0].sum()),
+            "robust_coverage": robust,
+            "assumed_coverage": assumed,
+            "ideal_coverage": float(weight @ ideal),
+            "bayes_coverage": float(weight @ bayes),
+            "scale": scale,
+            "bayes_gap_bound": float(weight @ gap_bound),
+            "bayes_gap_bound_holds": float(weight[bayes_gap <= gap_bound].sum()),
+            "robust_gap_bound": scale * math.sqrt(robust),
+            "robust_gap_bound_as_assumed": scale * math.sqrt(assumed),
+        }
+        for reading in ("", "_as_assumed"):
+            # What the theorem says the advantage exceeds.
+            bound, name = found[f"robust_gap_bound{reading}"] - gap_bound, f"lower_bound{reading}"
+            found[name] = float(weight @ bound)
+            found[f"{name}_holds"] = float(weight[advantage > bound].sum())
+            found[f"{name}_is_positive"] = float(weight[bound > 0].sum())
+        return found | self._how_hard_to_tell()
+
+    def _mismatch(self, uncertain: Float[np.ndarray, "*batch worlds"]) -> Mismatch:
+        """Of policies that give the uncertain arm such shares of their pulls in either world."""
+        means = np.array([[0.5, 0.5 - self.epsilon], [0.5, 0.5 + self.epsilon]])
+        occupancy = np.stack([1 - uncertain, uncertain], axis=-1)
+        behaviour = np.array([1 - self.beta, self.beta])
+        return Mismatch.of_bandits(means, means[1], occupancy, behaviour)
+
+    def _how_hard_to_tell(self) -> dict[str, float]:
+        """KL between the data's distributions under m_{-1} and m_1: if only rewards were recorded,
+        as the proof has it, and if D shows which arm was pulled."""
+        hidden, x = 2 * self.epsilon * self.beta, 2 * self.epsilon
+        pulls = self.data_size * self.beta
+        return {
+            "divergence": self.data_size * hidden * math.log((1 + hidden) / (1 - hidden)),
+            "divergence_with_arms": pulls * x * math.log((1 + x) / (1 - x)),
+            "largest_epsilon_of_proof": math.sqrt(math.log(16) / pulls),
         }

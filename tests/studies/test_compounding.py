@@ -13,36 +13,8 @@ from hypothesis import strategies as st
 from helpers.known_worlds import TRUTH, ZERO, fitted, linear_world, random_walk
 from neubay import world
 from neubay.data import Dataset
-from neubay.errors import DatasetError
 from neubay.studies import compounding
-
-# --- Trajectories --------------------------------------------------------------------------------
-
-
-def test_trajectories_are_whole_episodes_and_none_comes_thrice_before_all_came_twice() -> None:
-    dataset = random_walk([4, 1, 6])
-    drawn = compounding.draw_trajectories(dataset, 7, None, seed=1)
-    assert sorted(np.bincount(drawn.episode)) == [2, 2, 3]
-    first, length = dataset.bounds
-    np.testing.assert_array_equal(drawn.length, length[drawn.episode])
-    for k, episode in enumerate(drawn.episode):
-        rows = slice(first[episode], first[episode] + length[episode])
-        np.testing.assert_array_equal(drawn.action[: length[episode], k], dataset.tape.action[rows])
-        np.testing.assert_array_equal(drawn.reward[: length[episode], k], dataset.tape.reward[rows])
-        states = dataset.tape.state[first[episode] : first[episode] + length[episode] + 1]
-        np.testing.assert_array_equal(drawn.state[: length[episode] + 1, k], states)
-
-
-def test_trajectories_are_cut_to_the_steps_asked_for() -> None:
-    drawn = compounding.draw_trajectories(random_walk([4, 1, 6]), 3, 2, seed=0)
-    assert sorted(drawn.length) == [1, 2, 2]
-    assert drawn.state.shape == (3, 3, 2)
-
-
-def test_more_steps_than_any_episode_has_is_an_error_that_says_so() -> None:
-    with pytest.raises(DatasetError, match="no episode has 7 steps to replay, the longest has 6"):
-        compounding.draw_trajectories(random_walk([4, 1, 6]), 3, 7, seed=0)
-
+from neubay.studies.trajectories import draw_trajectories
 
 # --- Replay --------------------------------------------------------------------------------------
 
@@ -53,7 +25,7 @@ def test_a_biased_world_drifts_away_by_its_bias_at_every_step() -> None:
     dataset = random_walk([30, 30, 10], sigma=0.0)
     bias = np.array([0.3, 0.3, -0.5])
     of = linear_world([TRUTH], [bias], sigma=math.exp(-4.9))
-    recorded = compounding.draw_trajectories(dataset, 3, None, seed=0)
+    recorded = draw_trajectories(dataset, 3, None, seed=0)
     played = compounding.replay_actions(of, recorded, seed=0)
     steps = np.arange(1, 31)[:, None]
     np.testing.assert_array_equal(played.live, steps <= recorded.length)
@@ -72,7 +44,7 @@ def test_replay_is_the_plain_loop_in_one_member_per_rollout() -> None:
     of = linear_world(
         [TRUTH + 0.1 * rng.standard_normal((3, 4)) for _ in range(3)], 3 * [ZERO], sigma=0.1
     )
-    recorded = compounding.draw_trajectories(dataset, 4, None, seed=0)
+    recorded = draw_trajectories(dataset, 4, None, seed=0)
     played = compounding.replay_actions(of, recorded, seed=7)
     keys = jax.random.split(jax.random.key(7), 4)
     one_step = eqx.filter_jit(world.World.step)
@@ -94,7 +66,7 @@ def test_overflow_ends_a_rollout_and_keeps_its_last_finite_error() -> None:
     growing[:2, :2] = 1e9 * np.eye(2)  # passes 3e38 at the fifth step
     dataset = random_walk(3 * [12])
     of = linear_world([TRUTH, growing, 2 * growing], 3 * [ZERO], sigma=0.1)
-    recorded = compounding.draw_trajectories(dataset, 3, None, seed=0)
+    recorded = draw_trajectories(dataset, 3, None, seed=0)
     played = compounding.replay_actions(of, recorded, seed=0)
     assert played.overflowed.tolist() == [False, True, True]
     assert played.live[:, 0].all()
@@ -149,7 +121,7 @@ def test_compounding_tells_the_step_at_which_errors_explode() -> None:
     worlds = exploding_pair(dataset)
     result = compounding.compounding(worlds, dataset, rollouts=20)
     calm, wild = result.worlds
-    recorded = compounding.draw_trajectories(dataset, 20, None, seed=0)
+    recorded = draw_trajectories(dataset, 20, None, seed=0)
     high = [
         np.percentile(compounding.replay_actions(each.world, recorded, 0).state_error, 95, axis=1)
         for each in worlds.values()
@@ -174,7 +146,7 @@ def test_cuts_do_what_a_loop_over_rollouts_does() -> None:
     slopes = [TRUTH + np.pad(scale * np.eye(2), ((0, 1), (0, 2))) for scale in (0.05, 0.1, 0.2)]
     of = fitted(linear_world(slopes, 3 * [ZERO], 0.05), dataset)
     result = compounding.compounding({"w": of}, dataset, rollouts=20)
-    recorded = compounding.draw_trajectories(dataset, 20, None, seed=0)
+    recorded = draw_trajectories(dataset, 20, None, seed=0)
     played = compounding.replay_actions(of.world, recorded, seed=0)
     assert result.comparison is None
     for cut in result.worlds[0].cuts:

@@ -20,47 +20,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from neubay import published
 from neubay.data.dataset import Dataset
-from neubay.errors import DatasetError, WorldError
+from neubay.errors import WorldError
 from neubay.studies.ranks import auroc, mean, spearman
 from neubay.studies.records import CURVE_POINTS, Record, check_sizes, scatter_sample
+from neubay.studies.trajectories import Trajectories, draw_trajectories
 from neubay.world import FittedWorld, World, WorldStep
 
 EXPLOSION = 10.0
 """An error this many times another one is an explosion."""
-
-
-class Trajectories(NamedTuple):
-    """Recorded trajectories side by side; a shorter one repeats its last row."""
-
-    state: Float[np.ndarray, "rows k s"]  # s_0 .. s_T
-    action: Float[np.ndarray, "steps k a"]  # a_0 .. a_{T-1}
-    reward: Float[np.ndarray, "steps k"]  # r_1 .. r_T
-    length: Int[np.ndarray, " k"]
-    episode: Int[np.ndarray, " k"]
-
-
-def draw_trajectories(dataset: Dataset, count: int, steps: int | None, seed: int) -> Trajectories:
-    """`count` whole episodes, or the first `steps` steps of each.
-
-    Drawn without replacement; if there are too few, all are drawn again.
-    """
-    first, length = dataset.bounds
-    length = length - ~np.asarray(dataset.tape.real)[first + length]  # steps that lead to data
-    usable = np.flatnonzero(length > 0)
-    longest = int(length.max(initial=0))
-    if not usable.size or (steps is not None and steps > longest):
-        raise DatasetError(
-            f"{dataset.name}: no episode has {steps or 1} steps to replay, the longest has "
-            f"{longest}; ask for fewer steps, or evaluate on other data"
-        )
-    rng = np.random.default_rng(seed)
-    rounds = math.ceil(count / len(usable))
-    episode = np.concatenate([rng.permutation(usable) for _ in range(rounds)])[:count]
-    length = np.minimum(length[episode], steps or longest)
-    row = np.minimum(np.arange(length.max() + 1)[:, None], length)
-    tape = dataset.take(first[episode] + row)
-    state, action, reward = map(np.asarray, (tape.state, tape.action, tape.reward))
-    return Trajectories(state, action[:-1], reward[:-1], length, episode)
 
 
 @eqx.filter_jit

@@ -126,8 +126,13 @@ def markdown(grid: Grid) -> str:
 
 def columns_markdown(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> str:
     """A table from what each column says of a row, in Markdown."""
-    lines = [[cell(row) for cell in columns.values()] for row in rows]
-    return _pipes([list(columns), ["---"] * len(columns), *lines])
+    return text_markdown(columns, ([cell(row) for cell in columns.values()] for row in rows))
+
+
+def text_markdown(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts in Markdown."""
+    names = list(headings)
+    return _pipes([names, ["---"] * len(names), *rows])
 
 
 def _pipes(lines: Sequence[Sequence[str]]) -> str:

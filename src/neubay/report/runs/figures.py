@@ -302,8 +302,7 @@ def interval_figure(
     groups: Mapping[str, tuple[float, float, float]], styles: Mapping[str, LineStyle], unit: str
 ) -> Figure:
     """Interquartile means with their intervals, one below the other."""
-    figure = Figure(figsize=(_WIDE, 0.9 + 0.3 * len(groups)))
-    axes = figure.subplots()
+    figure, axes = _single("Interquartile mean, 95 % interval", (_WIDE, 0.9 + 0.3 * len(groups)))
     for place, (label, (middle, low, high)) in enumerate(groups.items()):
         colour = styles[label]["color"]
         axes.plot([low, high], [place, place], color=colour, linewidth=6, alpha=0.35)
@@ -313,7 +312,7 @@ def interval_figure(
     axes.margins(y=0.3 / len(groups) + 0.1)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set(xlabel=unit, title="Interquartile mean, 95 % interval")
+    axes.set_xlabel(unit)
     return figure
 
 
@@ -341,8 +340,8 @@ def maze_figure(
 ) -> Figure:
     """Where evaluation episodes went, seen from above: walls, paths, their ends, the goals."""
     rows, columns = len(maze), len(maze[0])
-    figure = Figure(figsize=(_SIZE[0], 0.8 + (_SIZE[0] - 0.2) * rows / columns))
-    axes = figure.subplots()
+    height = 0.8 + (_SIZE[0] - 0.2) * rows / columns
+    figure, axes = _single("Where episodes went", (_SIZE[0], height))
     for row, line in enumerate(maze):
         for column, letter in enumerate(line):
             if letter == "#":  # the start cell (1, 1) is centred at the origin
@@ -355,7 +354,6 @@ def maze_figure(
     axes.plot(goals[:, 0], goals[:, 1], "*", color=PALETTE[2], markersize=9, label="goals")
     axes.plot(0, 0, "s", color=INK, markersize=6, label="start")
     axes.set(
-        title="Where episodes went",
         aspect="equal",
         xlim=(-1.5 * cell, (columns - 1.5) * cell),
         ylim=((rows - 1.5) * cell, -1.5 * cell),  # rows run downwards, as in the maze's text
@@ -370,8 +368,8 @@ def maze_figure(
 # --- Parts ---------------------------------------------------------------------------------------
 
 
-def _single(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=_SIZE)
+def _single(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size)
     axes = figure.subplots()
     axes.set_title(title)
     return figure, axes

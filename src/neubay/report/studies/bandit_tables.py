@@ -1,11 +1,12 @@
 """Tables in Markdown of what `neubay bandit` found, from its summaries."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from neubay.report.parts.tables import columns_markdown
+from neubay.report.parts.tables import text_markdown
 
 Summary = dict[str, Any]
 
@@ -29,40 +30,31 @@ def tables(summaries: Sequence[Summary]) -> str:
 
 def uncertainty_table(summaries: Sequence[Summary]) -> str:
     """The ensemble's opinion of the two arms."""
-
-    def mean(arm: int) -> Callable[[Summary], str]:
-        return lambda summary: f"{np.mean(summary['ensemble_means'], axis=0)[arm]:.3f}"
-
-    columns: dict[str, Callable[[Summary], str]] = {
-        "seed": lambda summary: str(summary["seed"]),
-        "mean reward of the data": lambda summary: f"{summary['data_mean_reward']:.3f}",
-        "mean p0": mean(0),
-        "mean p1": mean(1),
-        "U(0)": lambda summary: f"{summary['uncertainty']['0']:.4f}",
-        "U(1)": lambda summary: f"{summary['uncertainty']['1']:.4f}",
-        "U(1) / U(0)": lambda summary: f"{summary['uncertainty_ratio']:.1f}",
-    }
-    return columns_markdown(columns, summaries)
+    headings = ("seed", "mean reward of the data", "mean p0", "mean p1")
+    rows = [
+        [
+            str(summary["seed"]),
+            f"{summary['data_mean_reward']:.3f}",
+            *(f"{np.mean(summary['ensemble_means'], axis=0)[arm]:.3f}" for arm in (0, 1)),
+            *(f"{summary['uncertainty'][str(arm)]:.4f}" for arm in (0, 1)),
+            f"{summary['uncertainty_ratio']:.1f}",
+        ]
+        for summary in summaries
+    ]
+    return text_markdown((*headings, "U(0)", "U(1)", "U(1) / U(0)"), rows)
 
 
 def returns_table(summaries: Sequence[Summary]) -> str:
     """Mean return per pull of every agent in every test bandit, the exact optimum beside it."""
-
-    def cell(found: Summary) -> str:
-        return f"{found['mean_return']:.3f} ({found['optimal_return']:.3f})"
-
-    rows = [(name, summary) for name in summaries[0]["agents"] for summary in summaries]
-    columns: dict[str, Callable[[Any], str]] = {
-        "lambda": lambda row: row[0],
-        "seed": lambda row: str(row[1]["seed"]),
-    }
-
-    def in_bandit(p1: str) -> Callable[[Any], str]:
-        return lambda row: cell(row[1]["agents"][row[0]]["bandits"][p1])
-
-    columns |= {f"p1 = {p1:g}": in_bandit(f"{p1:g}") for p1 in summaries[0]["test_p1"]}
-    columns["under the posterior"] = lambda row: cell(row[1]["agents"][row[0]]["posterior"])
-    return columns_markdown(columns, rows)
+    names = [f"{p1:g}" for p1 in summaries[0]["test_p1"]]
+    rows = []
+    for agent, summary in product(summaries[0]["agents"], summaries):
+        found = summary["agents"][agent]
+        places = [*(found["bandits"][p1] for p1 in names), found["posterior"]]
+        cells = (f"{each['mean_return']:.3f} ({each['optimal_return']:.3f})" for each in places)
+        rows.append([agent, str(summary["seed"]), *cells])
+    bandits = (f"p1 = {p1}" for p1 in names)
+    return text_markdown(("lambda", "seed", *bandits, "under the posterior"), rows)
 
 
 def claims_table(summaries: Sequence[Summary]) -> str:
@@ -80,15 +72,13 @@ def claims_table(summaries: Sequence[Summary]) -> str:
     ]
     text = f"lambda = {heaviest}: 0.5 everywhere (furthest of the five)"
     claims.append((text, furthest, [abs(value - 0.5) <= STAYS for value in furthest]))
-    columns: dict[str, Callable[[Any], str]] = {"what must show": lambda claim: claim[0]}
-
-    def of_seed(place: int) -> Callable[[Any], str]:
-        return lambda claim: f"{claim[1][place]:.3f}"
-
-    columns |= {f"seed {each['seed']}": of_seed(place) for place, each in enumerate(summaries)}
-    columns["holds"] = lambda claim: _verdict(claim[2])
-    return columns_markdown(columns, claims)
-
-
-def _verdict(holds: list[bool]) -> str:
-    return "yes" if all(holds) else f"{sum(holds)} of {len(holds)}"
+    rows = [
+        [
+            text,
+            *(f"{value:.3f}" for value in values),
+            "yes" if all(holds) else f"{sum(holds)} of {len(holds)}",
+        ]
+        for text, values, holds in claims
+    ]
+    seeds = (f"seed {summary['seed']}" for summary in summaries)
+    return text_markdown(("what must show", *seeds, "holds"), rows)

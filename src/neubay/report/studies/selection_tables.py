@@ -8,6 +8,7 @@ above zero. It should be if it truly beats the data and the clone.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy import stats
 
 from neubay.errors import NeubayError
 from neubay.report.parts.numbers import rounded, shown
-from neubay.report.parts.tables import columns_markdown
+from neubay.report.parts.tables import columns_markdown, text_markdown
 
 BEGIN = "<!-- tables: neubay analyze selection -->"
 KEPT = (
@@ -171,22 +172,20 @@ _FITTED_Q: dict[str, Callable[[Checked], str]] = {
 
 
 def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
-    measures: dict[str, Callable[[Checked, str], str]] = {
-        "Spearman": lambda each, way: shown(each.spearman(way), ".2f"),
-        "regret@1": lambda each, way: shown(each.regret(1, way), ".1%"),
-        "regret@3": lambda each, way: shown(each.regret(3, way), ".1%"),
-    }
-
-    def column(measure: str, way: str) -> Callable[[Checked], str]:
-        return lambda each: measures[measure](each, way)
-
-    columns: dict[str, Callable[[Checked], str]] = {
-        "dataset": lambda each: each.name,
-        "the rule was": lambda each: "fixed on it" if each.fixed else "tested on it",
-        "policies": lambda each: str(len(each.candidates)),
-        **{f"{m}, {WAYS[way]}": column(m, way) for m in measures for way in ways},
-    }
-    return columns_markdown(columns, checked)
+    rows = [
+        [
+            each.name,
+            "fixed on it" if each.fixed else "tested on it",
+            str(len(each.candidates)),
+            *(shown(each.spearman(way), ".2f") for way in ways),
+            *(shown(each.regret(1, way), ".1%") for way in ways),
+            *(shown(each.regret(3, way), ".1%") for way in ways),
+        ]
+        for each in checked
+    ]
+    measures = product(("Spearman", "regret@1", "regret@3"), ways)
+    names = (f"{measure}, {WAYS[way]}" for measure, way in measures)
+    return text_markdown(("dataset", "the rule was", "policies", *names), rows)
 
 
 def _verdicts(checked: Sequence[Checked]) -> str:
@@ -210,15 +209,8 @@ def _overall(checked: Sequence[Checked], ways: Sequence[str]) -> str:
         "all": list(checked),
     }
     facts = {title: _facts(group, ways) for title, group in groups.items() if group}
-
-    def column(title: str) -> Callable[[str], str]:
-        return lambda fact: facts[title][fact]
-
-    columns: dict[str, Callable[[str], str]] = {
-        "overall": lambda fact: fact,
-        **{title: column(title) for title in facts},
-    }
-    return columns_markdown(columns, list(facts["all"]))
+    rows = ([name, *(each[name] for each in facts.values())] for name in facts["all"])
+    return text_markdown(("overall", *facts), rows)
 
 
 def _facts(checked: Sequence[Checked], ways: Sequence[str]) -> dict[str, str]:

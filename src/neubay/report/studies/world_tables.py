@@ -5,12 +5,11 @@ enough to be kept beside a text; the tables are made from it, never typed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from neubay.errors import NeubayError
 from neubay.report.parts.numbers import number, percent, shown
-from neubay.report.parts.tables import columns_markdown
+from neubay.report.parts.tables import columns_markdown, text_markdown
 
 BEGIN = "<!-- tables: neubay analyze table -->"
 
@@ -134,26 +133,29 @@ def _safeguards(results: Sequence[Record]) -> str:
 
 def _calibrations(results: Sequence[Record]) -> str:
     rows = [(result, assessed) for result in results for assessed in result["assessments"]]
-    columns: Columns = {
-        "trained on": lambda row: row[0]["trained_on"],
-        "evaluated on": lambda row: row[1]["data"],
-        "LayerNorm": lambda row: _yes(row[0]["layer_norm"]),
-        "dangerous": lambda row: percent(row[1]["dangerous"]),
-        "AUROC dangerous": lambda row: shown(row[1]["auroc"], ".2f"),
-        "Spearman": lambda row: shown(row[1]["spearman"], ".2f"),
-    }
     zetas = [each["zeta"] for each in rows[0][1]["separations"]]
-    for place, zeta in enumerate(zetas[1:], start=1):
-        columns[f"false safe, ζ = {zeta:g}"] = partial(_false_safe, place)
-    columns[f"false alarms, ζ = {zetas[-1]:g}"] = lambda row: percent(
-        row[1]["separations"][-1]["false_alarm"]
+    later = range(1, len(zetas))
+    headings = (
+        *("trained on", "evaluated on", "LayerNorm", "dangerous", "AUROC dangerous", "Spearman"),
+        *(f"false safe, ζ = {zetas[place]:g}" for place in later),
+        f"false alarms, ζ = {zetas[-1]:g}",
+        "coverage of 90 %, member / mixture",
     )
-    columns["coverage of 90 %, member / mixture"] = lambda row: _coverage(row[1]["coverage"])
-    return columns_markdown(columns, rows)
-
-
-def _false_safe(place: int, row: tuple[Record, Record]) -> str:
-    return percent(row[1]["separations"][place]["false_safe"])
+    lines = (
+        [
+            result["trained_on"],
+            assessed["data"],
+            _yes(result["layer_norm"]),
+            percent(assessed["dangerous"]),
+            shown(assessed["auroc"], ".2f"),
+            shown(assessed["spearman"], ".2f"),
+            *(percent(assessed["separations"][place]["false_safe"]) for place in later),
+            percent(assessed["separations"][-1]["false_alarm"]),
+            _coverage(assessed["coverage"]),
+        ]
+        for result, assessed in rows
+    )
+    return text_markdown(headings, lines)
 
 
 def _coverage(intervals: Sequence[Record]) -> str:

@@ -91,13 +91,6 @@ def world_programs(task: Task, config: TrainConfig, transitions: int) -> dict[st
     number = shape(dtype=jnp.int32)
     data, scaler, world = _transitions(task, transitions), _scaler(task), _world(task, config)
     validation = _transitions(task, config.world.validation_max or transitions // 5)
-
-    def validate(members: Any, data: Any, scaler: Any) -> Any:
-        return training.validate(members, data, scaler, recipe)
-
-    def keep_best(best: Any, members: Any, score: Any) -> Any:
-        return training.keep_best(best, members, score, config.world)
-
     rows = choices.data_rows()
     state, action = shape(rows, task.state_size), shape(rows, task.actions.size)
     return {
@@ -110,10 +103,12 @@ def world_programs(task: Task, config: TrainConfig, transitions: int) -> dict[st
             options_of_its_own=True,
         ),
         "world: validation": Program(
-            validate, (learner.members, validation, scaler), read=lambda score: score
+            lambda members, data, scaler: training.validate(members, data, scaler, recipe),
+            (learner.members, validation, scaler),
+            read=lambda score: score,
         ),
         "world: snapshots": Program(
-            keep_best,
+            lambda best, members, score: training.keep_best(best, members, score, config.world),
             (best, learner.members, best.score),
             donated=(0,),
             read=lambda result: result[1],
@@ -209,12 +204,10 @@ def agent_programs(task: Task, config: TrainConfig) -> dict[str, Program]:
     tapes, episodes = _tapes(task, batches, batch), config.evaluation.episodes
     warm = jax.eval_shape(agent.warm, state)
 
-    def step(state: Any, memory: Any, inputs: Any, key: Any, number: Any) -> Any:
-        return act(agent.policy(state, deterministic=True), memory, inputs, key, number)
+    def acting(state: Any) -> Any:
+        return agent.policy(state, deterministic=True)
 
-    def memory(state: Any) -> Any:
-        return agent.policy(state, deterministic=True).initial(episodes)
-
+    memory = jax.eval_shape(lambda state: acting(state).initial(episodes), state)
     key, number = shapes(jax.random.key(0)), shape(dtype=jnp.int32)
     return {
         "imagination": _imagination(task, config, agent, state),
@@ -234,8 +227,8 @@ def agent_programs(task: Task, config: TrainConfig) -> dict[str, Program]:
             gradient_steps=batches,
         ),
         "policy: step": Program(
-            step,
-            (state, jax.eval_shape(memory, state), _inputs(task, episodes), key, number),
+            lambda state, *others: act(acting(state), *others),
+            (state, memory, _inputs(task, episodes), key, number),
             sent=lambda state, memory, inputs, key, number: (inputs, number),
             read=lambda result: result[1],
         ),
@@ -293,9 +286,9 @@ def _imagination(task: Task, config: TrainConfig, agent: agents.Agent, state: An
         )
 
     key, member = shapes(jax.random.key(0)), shape(count, dtype=jnp.int32)
-    arguments = (_world(task, config), state, branches, member, key)
-
-    def sent(world: Any, state: Any, branches: Any, member: Any, key: Any) -> Any:
-        return branches, member
-
-    return Program(rollouts, arguments, sent, read=lambda steps: steps)
+    return Program(
+        rollouts,
+        (_world(task, config), state, branches, member, key),
+        sent=lambda world, state, branches, member, key: (branches, member),
+        read=lambda steps: steps,
+    )

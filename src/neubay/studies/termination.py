@@ -206,18 +206,16 @@ def compare(
         world.scaler.steps(*map(jnp.asarray, (state[row], action[row], state[row + 1])))
     )
     learned = _by_own_head(world.heads, seen, member[rollout], seed)
-    ended = []
+    ended, curves = [], []
     for said in (known, learned):
         first = length.copy()  # none: censored where the rollout was cut
         np.minimum.at(first, rollout[said], age[said])
         ended.append(first)
+        at_risk = age <= first[rollout]
+        curves.append(survival(age[at_risk], said[at_risk].astype(np.float64)))
     by_rule, by_head = ended
     apart = np.abs(by_rule - by_head)
     points = np.unique(np.geomspace(1, max(length.max(), 1), _POINTS).astype(int))
-    curves = []
-    for first, said in zip(ended, (known, learned), strict=True):
-        at_risk = age <= first[rollout]
-        curves.append(survival(age[at_risk], said[at_risk].astype(np.float64)))
     return Imagined(
         rollouts=len(length),
         steps=int((age <= np.minimum(by_rule, by_head)[rollout]).sum()),

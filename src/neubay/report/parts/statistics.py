@@ -106,12 +106,11 @@ def not_worse(samples: Mapping[str, Sample]) -> set[str]:
     What cannot be tested, for want of any deviation, is marked only where the means are equal.
     """
     best = samples[best_of(samples)]
-    marked = set()
-    for name, sample in samples.items():
-        p = welch_p(best, sample)
-        if sample.mean == best.mean or (p is not None and p >= SIGNIFICANCE):
-            marked.add(name)
-    return marked
+    return {
+        name
+        for name, sample in samples.items()
+        if sample.mean == best.mean or (welch_p(best, sample) or 0.0) >= SIGNIFICANCE
+    }
 
 
 def shade(change: float, rounding: float = 0.0) -> int:

@@ -142,8 +142,15 @@ def uncertainty_figure(run: RunRecord) -> Figure | None:
     if zeta is not None:
         cut = float(np.quantile(values, zeta))
         axes.axvline(cut, color=PALETTE[3], linewidth=1.4)
-        label, place = f"U(ζ = {zeta:g}) = {cut:.3g}", ("data", "axes fraction")
-        write_at(axes, label, (cut, 0.06), (-6, 0), place, ha="right", color=PALETTE[3])
+        write_at(
+            axes,
+            f"U(ζ = {zeta:g}) = {cut:.3g}",
+            (cut, 0.06),
+            (-6, 0),
+            ("data", "axes fraction"),
+            ha="right",
+            color=PALETTE[3],
+        )
     axes.set(
         xlabel="U(s, a), in standard deviations of the data",
         ylabel="share of the data below",

@@ -3,7 +3,7 @@
 Every notice of a page, and whether it is a warning, is decided here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,8 +125,7 @@ def _short_rollouts(run: RunRecord) -> list[Notice]:
     return [Notice("warning", f"Rollouts are short: {median:.0f} steps in the median", text)]
 
 
-def _numbers_out_of_range(run: RunRecord) -> list[Notice]:
-    found = []
+def _numbers_out_of_range(run: RunRecord) -> Iterator[Notice]:
     gradients = run.train.get("nonfinite_gradients", np.empty(0))
     bad = int(np.count_nonzero(np.nan_to_num(gradients) > 0))
     if bad:
@@ -134,15 +133,14 @@ def _numbers_out_of_range(run: RunRecord) -> list[Notice]:
             f"In {bad:,} of the {len(gradients):,} rows shown; they were set to zero. Lower the "
             "learning rates or --agent.clip-norm if that continues."
         )
-        found.append(Notice("warning", "Gradients that were not finite", text))
+        yield Notice("warning", "Gradients that were not finite", text)
     overflow = newest(run.train, "ended_non_finite") or 0
     if overflow:
         text = (
             f"{overflow:.0%} of the last rollouts ended in numbers that are not finite: a world "
             "with LayerNorm stays bounded."
         )
-        found.append(Notice("warning", "Imagination overflowed", text))
-    return found
+        yield Notice("warning", "Imagination overflowed", text)
 
 
 def _no_environment(run: RunRecord) -> list[Notice]:

@@ -1,7 +1,7 @@
 """Pages: of one run, of many, of the paper's tables. A page and its figures and tables as files."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -182,7 +182,7 @@ def _view(run: RunRecord) -> dict[str, Any]:
         "status": _status(run),
         "begun": run.step or run.status == "finished",
         "subtitle": _subtitle(run),
-        "facts": _facts(run),
+        "facts": list(_facts(run)),
         "command": str(run.about.get("command") or _python_call(run)),
         "details": _details(run),
     }
@@ -208,31 +208,30 @@ def _subtitle(run: RunRecord) -> str:
     return " · ".join(word for word in words if word)
 
 
-def _facts(run: RunRecord) -> list[tuple[str, str, str]]:
+def _facts(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     """Numbers first: what was reached, what the data has, and why."""
-    facts = [_headline(run)]
+    yield _headline(run)
     data = run.data_result
-    facts.append(("The data's own", number(data), "not known yet" if data is None else run.unit))
+    yield "The data's own", number(data), "not known yet" if data is None else run.unit
     value, paid = findings.q_on_data(run), run.last("discounted_mean")
     if value is not None:
         remark = "" if paid is None else f"discounted return {number(paid)}"
-        facts.append(("Q on the data", number(value), remark))
+        yield "Q on the data", number(value), remark
     median, *others = (
         newest(run.train, f"horizon_{name}") for name in ("p50", "p25", "p75", "max")
     )
     if median is not None:
         low, high, longest = (value or 0 for value in others)
         remark = f"quartiles {low:.0f} to {high:.0f}, longest {longest:.0f}"
-        facts.append(("Rollout horizon", f"{median:.0f}", remark))
+        yield "Rollout horizon", f"{median:.0f}", remark
     if run.status != "finished":
-        facts.append(("Gradient steps", f"{run.step:,}", f"of {run.steps:,}"))
+        yield "Gradient steps", f"{run.step:,}", f"of {run.steps:,}"
     seconds = (run.summary or {}).get("seconds", {})
     if "total" in seconds:
         parts = [
             f"{name} {duration(seconds[name])}" for name in ("world", "updates") if name in seconds
         ]
-        facts.append(("Time", duration(seconds["total"]), ", ".join(parts)))
-    return facts
+        yield "Time", duration(seconds["total"]), ", ".join(parts)
 
 
 def _headline(run: RunRecord) -> tuple[str, str, str]:
@@ -297,7 +296,7 @@ def many_runs(runs: Sequence[RunRecord], *, left_out: Sequence[str] = ()) -> Rep
     sensitivity = sweeps.sensitivity_grids(datasets)
     styles = figures.line_styles(labels(datasets))
     intervals = _interval_pictures(datasets, styles)
-    curves = _comparisons(datasets, styles) + _sweep_pictures(datasets, styles)
+    curves = [*_comparisons(datasets, styles), *_sweep_pictures(datasets, styles)]
     page = render(
         "runs.html",
         datasets[0].title
@@ -341,28 +340,24 @@ def _interval_pictures(datasets: Sequence[Data], styles: Styles) -> list[Picture
     return [Picture("intervals", figure, caption, wide=True)]
 
 
-def _comparisons(datasets: Sequence[Data], styles: Styles) -> list[Picture]:
+def _comparisons(datasets: Sequence[Data], styles: Styles) -> Iterator[Picture]:
     """Score, Q and horizons of the groups of each dataset."""
-    shown = []
     for place, data in enumerate(datasets, start=1):
         name = "overview" if len(datasets) == 1 else f"overview_{place}"
         caption = f"{data.title}: lines are means over seeds, bands their range."
         if len(data.groups) > figures.MOST_GROUPS:
             caption += f" The first {figures.MOST_GROUPS} of {len(data.groups)} groups."
         figure = figures.overview_figure(data.groups, styles)
-        shown.append(Picture(name, figure, caption, wide=True))
-    return shown
+        yield Picture(name, figure, caption, wide=True)
 
 
-def _sweep_pictures(datasets: Sequence[Data], styles: Styles) -> list[Picture]:
-    shown = []
+def _sweep_pictures(datasets: Sequence[Data], styles: Styles) -> Iterator[Picture]:
     for setting, name, title in sweeps.CURVES:
         panels = sweeps.curve_panels(datasets, setting)
         if panels:
             figure = figures.curves_figure(panels, styles)
             caption = f"{title}: learning curves, means over seeds and their range."
-            shown.append(Picture(name, figure, caption, wide=len(panels) > 1))
-    return shown
+            yield Picture(name, figure, caption, wide=len(panels) > 1)
 
 
 def _folded(run: RunRecord, group: Group, styles: Styles) -> dict[str, Any]:

@@ -6,7 +6,7 @@ runs, small enough to be kept beside a text.
 
 import ast
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -377,14 +377,13 @@ def condense(run: RunRecord) -> dict[str, Any]:
         **{name: _rounded(run.summary.get(name)) for name in (*_RESULT, *_VERDICT)},
         "data": {name: facts.get(name) for name in ("hash", "source", "published")},
         "config": run.config,
-        "curve": _curve(run),
+        "curve": list(_curve(run)),
         **({} if run.decision is None else {"selection": _rounded(run.decision.condensed)}),
     }
 
 
-def _curve(run: RunRecord) -> list[dict[str, Any]]:
+def _curve(run: RunRecord) -> Iterator[dict[str, Any]]:
     """A point per evaluation; what training reports is averaged since the one before."""
-    points = []
     ends = np.searchsorted(run.train["step"], run.evaluations["step"], side="right")
     for number, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
         point = {"step": int(run.evaluations["step"][number])}
@@ -396,8 +395,7 @@ def _curve(run: RunRecord) -> list[dict[str, Any]]:
             values = values[np.isfinite(values)]
             if len(values):
                 point[name] = _rounded(float(values.mean()))
-        points.append(point)
-    return points
+        yield point
 
 
 def _rounded(value: Any) -> Any:

@@ -322,6 +322,16 @@ class Parameter:
             return setting(self.must, settings)
         return self.label(settings.get(self.must), settings)
 
+    def tells_apart(self, one: Group, other: Group) -> bool:
+        """Whether two groups differ in this parameter alone."""
+        differences = one.differs_in(other)
+        values = [group.settings.get(self.must) for group in (one, other)]
+        return (
+            self.must in differences
+            and differences <= {self.must, *self.may}
+            and (self.between is None or self.between in values)
+        )
+
 
 _SAC_HEADS = 2  # other numbers of heads are all REDQ
 
@@ -370,15 +380,7 @@ CURVES = (
 
 def varied(data: Data, parameter: Parameter) -> list[Group]:
     """The groups that differ from the main one in this parameter alone."""
-    allowed = {parameter.must, *parameter.may}
-    return [
-        group
-        for group in data.groups
-        if parameter.must in (differences := group.differs_in(data.main))
-        and differences <= allowed
-        and parameter.between
-        in (None, *(side.settings.get(parameter.must) for side in (group, data.main)))
-    ]
+    return [group for group in data.groups if parameter.tells_apart(group, data.main)]
 
 
 def sensitivity_grids(datasets: Sequence[Data]) -> list[Grid]:

@@ -4,6 +4,7 @@ Plain `pytest` runs on several workers (pyproject.toml). The first process of a 
 and all that they start, one folder for compiled programs and caches, and one thread each.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -23,11 +24,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # Not the user's: a session starts without data and worlds of earlier ones.
     os.environ["NEUBAY_CACHE"] = os.path.join(SESSION_FOLDER, "neubay")
     # Two workers with two threads each would fight for two cores. Networks are tiny here, and most
-    # of the time goes into compiling: with less of LLVM's optimisation it takes a fifth.
+    # of the time goes into compiling: with less of LLVM's optimisation it takes a fifth, and in one
+    # piece per program a fifth less again, as there is no thread to spare for more.
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_cpu_multi_thread_eigen=false"
-        " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        " --xla_cpu_parallel_codegen_split_count=1",
     )
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
@@ -39,6 +42,11 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook("neubay", "beartype.beartype")
+
+# Tracing makes hundreds of thousands of objects that stay; looking through them for garbage after
+# every 700 took a tenth of the time.
+gc.freeze()
+gc.set_threshold(50_000, 20, 20)
 
 # No deadline: the first example pays for compilation. Derandomised, so that a failure repeats.
 settings.register_profile("neubay", deadline=None, derandomize=True)

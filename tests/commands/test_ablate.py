@@ -71,6 +71,7 @@ def test_the_whole_command_trains_reports_and_does_nothing_twice(
     asked = ["ablate", "swings.hdf5", "--over", "N", "--config", str(settings), "--seed", "3"]
     asked += ["--world.pool", "6", "--world.members", "6", "--agent.steps", "20"]
     asked += ["--evaluation.evaluations", "1", "--evaluation.episodes", "1"]
+    asked += ["--agent.memory", "none"]  # the arms differ in their worlds; this compiles least
     folders = [tmp_path / "ablations" / "swings" / f"{arm}-seed3" for arm in ("main", "N-5")]
 
     def ablated() -> tuple[str, list[dict[str, Any]]]:

@@ -15,8 +15,9 @@ from neubay.sweeps.plan import Plan
 from neubay.sweeps.sweep import Request, Sweep, make_engine, run
 from neubay.tasks import get_task
 
+# Without memory there is one candidate for the clone, which compiles least.
 CLONING: dict[str, Any] = {
-    "agent": {"algorithm": "bc", "steps": 200},
+    "agent": {"algorithm": "bc", "memory": "none", "steps": 200},
     "evaluation": {"evaluations": 4, "episodes": 1},
 }
 

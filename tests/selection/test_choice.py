@@ -278,7 +278,8 @@ def test_a_run_and_select_use_the_ends_that_the_judge_learned(
     monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(world.termination, "STEPS", 500)
     dataset, run = walks(60), tmp_path / "run"
-    experiment.run(dataset, tiny(agent={"algorithm": "bc"}), run, select=SelectionConfig())
+    config = tiny(agent={"algorithm": "bc", "memory": "none"})
+    experiment.run(dataset, config, run, select=SelectionConfig())
     ours = written(run / "selection")
     assert ours["protocol"]["termination"] == "learned"
     judge = load_judge(run / "selection" / "judge.json")

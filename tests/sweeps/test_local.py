@@ -13,6 +13,7 @@ import pytest
 
 from helpers.faults import TESTS
 from helpers.small_runs import outcome, swings, tiny
+from helpers.sweep_driver import CLONING
 from neubay import experiment
 from neubay.config import updated
 from neubay.runs.rundir import is_finished
@@ -24,8 +25,8 @@ from neubay.sweeps.local import TRIES, Local
 from neubay.sweeps.plan import Plan
 from neubay.tasks import get_task
 
-# Cloning compiles least; what is tested here is the same for every algorithm.
-CONFIG = tiny(agent={"algorithm": "bc", "steps": 200}, evaluation={"evaluations": 4, "episodes": 1})
+# What is tested here is the same for every algorithm.
+CONFIG = tiny(**CLONING)
 
 
 @pytest.fixture(autouse=True)

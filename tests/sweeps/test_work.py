@@ -23,7 +23,8 @@ def test_the_judge_values_a_run_on_its_way_as_it_does_at_its_end(
     monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
     dataset = swings(get_task("pendulum"))
     config = tiny(
-        agent={"algorithm": "bc", "steps": 100}, evaluation={"evaluations": 2, "episodes": 1}
+        agent={"algorithm": "bc", "memory": "none", "steps": 100},
+        evaluation={"evaluations": 2, "episodes": 1},
     )
     select = SelectionConfig(baseline=False)
     folder, run = tmp_path / "sweep", tmp_path / "sweep" / "run"

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy.signal import lfilter
 
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
@@ -230,7 +230,7 @@ def discounted_returns(dataset: Dataset, gamma: float) -> Float[np.ndarray, " ro
         reward = np.asarray(episode.reward, np.float64)
         after = 0.0 if episode.terminated[-1] else reward.mean() / (1 - gamma)
         # A linear recurrence, run backwards: G_t = r_{t+1} + gamma G_{t+1}.
-        backwards, _ = lfilter([1.0], [1.0, -gamma], reward[::-1], zi=[gamma * after])
+        backwards, _ = scipy.signal.lfilter([1.0], [1.0, -gamma], reward[::-1], zi=[gamma * after])
         returns[begin : begin + steps] = backwards[::-1]
     return returns
 

@@ -6,6 +6,7 @@ Everything is imported once, before JAX starts any thread; every attempt is a fo
 a kill costs no new start of Python. Prints one JSON line per attempt: how it ended.
 """
 
+import gc
 import json
 import os
 import random
@@ -53,10 +54,13 @@ LAST_PHASES: dict[str, tuple[Any, str]] = {
     "checkpoints tidied": (checkpoints.Checkpoints, "finish"),
 }
 PHASES = WORLD_PHASES | AGENT_PHASES | LAST_PHASES
+RANDOM_KILLS = max(int(os.environ.get("NEUBAY_TEST_KILLS", "0")), 5)
+"""At random moments, beside those of the phases; the variable only makes them more."""
+# A kill comes up to 100 steps ahead of the one before, and an evaluation is every 200 steps.
 CONFIG = tiny(
     world={"max_epochs": 12, "patience": 12},
-    agent={"steps": 2000, "updates_per_row": 0.3},
-    evaluation={"evaluations": 10, "episodes": 2},
+    agent={"steps": 800 + 200 * (RANDOM_KILLS // 3), "updates_per_row": 0.3},
+    evaluation={"evaluations": 4 + RANDOM_KILLS // 3, "episodes": 1},
 )
 
 
@@ -125,8 +129,10 @@ def planned(chance: random.Random) -> list[dict[str, Any]]:
     def kill_at_start() -> dict[str, Any]:
         return {"after": chance.uniform(0.2, 1.5), "every": 0.0}
 
-    randomly = [kill_at_start() for _ in range(3)]
-    randomly += [kill("updates", chance.uniform(0, 0.2)) for _ in range(7)]
+    at_start = (RANDOM_KILLS - 1) // 3
+    randomly = [kill_at_start() for _ in range(at_start)]
+    in_updates = RANDOM_KILLS - 1 - at_start
+    randomly += [kill("updates", chance.uniform(0, 0.2)) for _ in range(in_updates)]
     in_the_agent = [*map(kill, AGENT_PHASES), *randomly]
     chance.shuffle(in_the_agent)
     at_the_end = [{"phases": {phase: 1}, "delay": 0.0} for phase in LAST_PHASES]
@@ -135,6 +141,7 @@ def planned(chance: random.Random) -> list[dict[str, Any]]:
 
 def main() -> None:
     warnings.simplefilter("ignore")  # JAX warns of any fork; here it has no threads yet
+    gc.freeze()  # a fork need not look through what all share
     wanted = json.loads(Path(sys.argv[1]).read_text())
     folder, orders = Path(wanted["folder"]), planned(random.Random(wanted["seed"]))
     for directory, tries in ((folder / "reference", [{}]), (folder / "killed", [*orders, {}])):

@@ -59,8 +59,9 @@ def some_policy(
     policy = Policy(agent, state, task, config, ranges, identity, names)
 
     def shaken(leaf: Any) -> Any:
-        noise = rng.normal(size=leaf.shape, scale=0.2)
-        return leaf + jnp.asarray(noise, leaf.dtype)
+        """In NumPy, as every shape would be compiled."""
+        noise = rng.normal(size=leaf.shape, scale=0.2).astype(leaf.dtype)
+        return jnp.asarray(np.asarray(leaf) + noise)
 
     arrays, static = eqx.partition(policy.mode, eqx.is_array)
     standardise = arrays.encoder.standardise

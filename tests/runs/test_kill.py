@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fault_driver import CONFIG, PHASES
+from helpers.fault_driver import CONFIG, PHASES, RANDOM_KILLS
 from helpers.faults import TESTS, Tally, compiled_once
 from helpers.small_runs import outcome
 
@@ -33,7 +33,8 @@ def test_a_run_that_is_killed_ends_as_if_it_never_had_been(tmp_path: Path, tally
     whole, *killed, last = attempts
     assert whole["code"] == last["code"] == 0, finished.stderr[-2000:]
     assert {attempt["code"] for attempt in killed} == {-signal.SIGKILL}, finished.stderr[-2000:]
-    assert len(killed) >= 30 and {attempt["run"] for attempt in killed} == {"killed"}
+    assert len(killed) == len(PHASES) + RANDOM_KILLS
+    assert {attempt["run"] for attempt in killed} == {"killed"}
     phases = {phase for attempt in killed for phase in attempt.get("phases", {})}
     assert phases == PHASES.keys()
     uninterrupted = outcome(tmp_path / "reference")

@@ -48,7 +48,8 @@ def test_a_cluster_that_loses_a_worker_a_node_and_its_sweep(tmp_path: Path, tall
 @pytest.mark.slow
 def test_nodes_that_share_no_files_get_and_give_all_through_the_store(tmp_path: Path) -> None:
     """World, rows and run travel: the node is not allowed to look at our folder."""
-    changes = {"agent": {"steps": 60}, "evaluation": {"evaluations": 2, "episodes": 1}}
+    changes = {"agent": {"memory": "none", "steps": 60}}  # what travels does not depend on it
+    changes["evaluation"] = {"evaluations": 2, "episodes": 1}
     found = run_sweep(
         tmp_path / "sweep",
         "ray",

@@ -48,11 +48,25 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     assert validated(Facts, facts) == swings(get_task("pendulum")).facts
     assert described["dataset"]["hash"] == summary["dataset_hash"]
     rows = list(read_json_lines(directory / "metrics.jsonl"))
-    assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [100, 120]
-    assert [row["step"] for row in rows if row["kind"] == "train"] == [50, 100, 120]
+    assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [50, 100]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [50, 100]
     assert rows[-1]["return_mean"] == summary["return_mean"]
     last = rows[-1]  # of the very episodes that were played: what was expected, what was paid
     assert last["q_gap"] == pytest.approx(last["q_start"] - last["discounted_mean"])
+
+
+@pytest.mark.slow
+def test_the_last_call_is_as_short_as_it_must_be_and_evaluations_wait_for_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 steps in calls of 50, with evaluations due at 30 and 60; without memory it compiles
+    least."""
+    monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
+    config = tiny(agent={"memory": "none", "steps": 60}, evaluation={"episodes": 1})
+    experiment.run(swings(get_task("pendulum")), config, tmp_path / "run")
+    rows = list(read_json_lines(tmp_path / "run" / "metrics.jsonl"))
+    for kind in ("train", "evaluation"):
+        assert [row["step"] for row in rows if row["kind"] == kind] == [50, 60]
 
 
 def test_a_saved_policy_acts_as_the_trained_one(finished: experiment.Result) -> None:
@@ -147,7 +161,7 @@ def test_own_data_without_an_environment(tmp_path: Path, monkeypatch, capsys) ->
     dataset = swings()
     result = neubay.train(dataset, out=tmp_path / "run", changes=TINY)
     shown = capsys.readouterr()
-    assert "world: epoch 2" in shown.err and "step 100 of 120: Q on data" in shown.err
+    assert "world: epoch 2" in shown.err and "step 50 of 100: Q on data" in shown.err
     assert not shown.out
     neubay.train(dataset, out=tmp_path / "quiet", changes=TINY, quiet=True)
     assert not "".join(capsys.readouterr())

@@ -379,6 +379,7 @@ assert not heavy, heavy
     assert "neubay data info" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_installed_command_has_no_traceback_either(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from neubay.cli import main; main()"]
     done = subprocess.run(

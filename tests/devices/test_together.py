@@ -145,7 +145,7 @@ def test_a_signal_stops_all_and_they_are_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = swings(get_task("pendulum"), episodes=2)
-    agent = TINY["agent"] | {"memory": "none"}  # one candidate
+    agent = TINY["agent"] | {"memory": "none", "steps": 120}  # one candidate
     changes = {**TINY, "agent": agent, "evaluation": {"evaluations": 1, "episodes": 1}}
     chosen = {"preset": "cpu", "variant": "bc", "changes": changes, "quiet": True, "select": None}
     made: list[int] = []

@@ -176,6 +176,7 @@ def test_the_numpy_policy_returns_no_nan_in_silence(kind: str, tmp_path: Path) -
         policy.predict(np.ones(3))
 
 
+@pytest.mark.slow
 def test_samples_of_the_numpy_policy_spread_as_ours_do(tmp_path: Path) -> None:
     policy = some_policy("recurrent", actions=2)
     policy.export("numpy", tmp_path)

@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
         "standardise": True,
         "window": 8,
         "burn_in": 4,
-        "steps": 120,
+        "steps": 100,  # whole calls of 50: one program
         "updates_per_row": 0.2,
         "tape": None,
         "buffer": 10_000,

@@ -123,6 +123,7 @@ def test_a_signal_ends_the_wait_for_a_lock(tmp_path: Path) -> None:
     assert stopped.value.signum == signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 def test_two_hundred_runs_are_listed_within_a_second_and_without_jax(
     tmp_path: Path, run: Run

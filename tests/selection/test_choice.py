@@ -71,7 +71,7 @@ def test_a_run_ends_with_a_verdict(finished: experiment.Result) -> None:
     assert {"protocol", "data", "candidates", "chosen", "verdict", "reasons"} <= found.keys()
     assert found["data"]["episodes"] == 6 and found["data"]["length_mean"] == 40
     names = {each["name"] for each in found["candidates"]}
-    assert names == {"clone", "run@100", "run@120"}
+    assert names == {"clone", "run@50", "run@100"}
     for each in found["candidates"]:
         assert each.keys() >= KEYS and each["lower"] <= each["estimate"] <= each["upper"]
         assert np.isfinite(each["return_mean"])  # an environment told it
@@ -94,7 +94,7 @@ def test_a_run_ends_with_a_verdict(finished: experiment.Result) -> None:
     assert of_file.config.memory == told["memory"]
     # The run's own policy stays that of the last step.
     kept = sorted(path.name for path in (directory / "policies").glob("*.npz"))
-    assert kept == ["000000100.npz", "000000120.npz", "clone.npz"]
+    assert kept == ["000000050.npz", "000000100.npz", "clone.npz"]
     last, same = (neubay.load_policy(directory / "policies" / kept[1]), finished.policy)
     np.testing.assert_array_equal(last.predict(np.zeros(3))[0], same.predict(np.zeros(3))[0])
 
@@ -375,7 +375,7 @@ def test_relatives_share_one_clone() -> None:
     settings = SelectionConfig()
     ours = clone_config(tiny(), settings)
     theirs = clone_config(tiny(agent={"kappa": 0.9, "heads": 4}, rollout={"zeta": 0.9}), settings)
-    assert ours == theirs and ours.agent.algorithm == "bc" and ours.agent.steps == 30
+    assert ours == theirs and ours.agent.algorithm == "bc" and ours.agent.steps == 25
     markov = tiny(agent={"memory": "none", "window": 1, "burn_in": 0, "standardise": False})
     assert clone_config(markov, settings) == ours
     assert clone_config(tiny(agent={"steps": 10**6}), settings).agent.steps == 10_000
@@ -394,7 +394,7 @@ def test_a_study_values_every_candidate_by_fitted_q_too(
     monkeypatch.setattr(FittedQ, "of_data", lambda study: (1.0, 2.0))
     (runs,) = by_dataset([chosen])
     found = selection_study(runs, lambda source: data(), tell=lambda text: None)["candidates"]
-    files = {"clone": "policies/clone.npz", "run@100": "policies/000000100.npz"}
+    files = {"clone": "policies/clone.npz", "run@50": "policies/000000050.npz"}
     for each in found:
         policy = neubay.load_policy(chosen / files.get(each["name"], "policy.npz"))
         expected = fitted_q.actions_of(policy.mode, data()).mean()

@@ -194,7 +194,7 @@ def test_pruning_ends_most_and_keeps_the_best(tmp_path: Path) -> None:
     states = Counter(t[2] for t in found)
     assert states["pruned"] >= 12 and states["pruned"] + states["finished"] == 16
     assert found[0][2] == "finished" and read(tmp_path / "s").best.number == 0  # type: ignore[union-attr]
-    every = 120 // 16
+    every = 100 // 16
     assert engine.trained[f"0000-seed0 to {every}"] == 1
     assert engine.trained[f"0000-seed0 to {4 * every}"] == 1
     assert engine.trained["0000-seed0 to None"] == 1

@@ -54,6 +54,14 @@ def test_regret_is_a_share_of_the_range() -> None:
     assert checked().regret(3) == 0
 
 
+def test_among_equals_there_is_nothing_to_regret() -> None:
+    found = checked()
+    for each in found.candidates:
+        each["return_mean"] = 7.0
+    assert found.regret(1) is None and found.spearman("estimate") is None
+    assert "| - |" in selection_tables.markdown({"selections": [found.entry]})
+
+
 def test_every_way_has_its_regret() -> None:
     # The critic's highest is c, of 11; the clone has no critic and is never first by it.
     assert checked().regret(1, "q_start") == pytest.approx(1)

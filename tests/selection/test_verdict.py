@@ -128,6 +128,14 @@ def test_a_controller_without_chance_is_reproduced_by_the_clone_without_spread(
     assert not flattered.reproduced  # whatever it says of the clone
 
 
+def test_what_is_sure_is_chosen_and_what_is_estimated_ranks() -> None:
+    clone = made("clone", 100.0, clone=True)
+    candidates = [clone, made("sure", 120.0, 115.0), made("promising", 300.0, 105.0)]
+    found = decide(candidates, DATA, Sanity.of(clone, DATA))
+    assert (found.word, found.chosen) == ("deploy", "sure")
+    assert [each.name for each in ranked(candidates)] == ["promising", "sure", "clone"]
+
+
 def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
     clone = made("clone", 300.0, 60.0, clone=True)
     found = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA))

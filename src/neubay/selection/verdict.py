@@ -252,8 +252,11 @@ def decide(
     sanity: Sanity | None,
     objections: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict. `objections` say why the judge has no vote, beside what `sanity` says."""
-    order, data = ranked(candidates), float(data_returns.mean())
+    """The verdict. `objections` say why the judge has no vote, beside what `sanity` says. Of those
+    that may be chosen it is the one with the highest lower end: a high estimate may rest on what
+    the judge does not know."""
+    data = float(data_returns.mean())
+    order = sorted(candidates, key=lambda judged: -judged.lower)
     best = order[0]
     clone = next((judged for judged in candidates if judged.is_clone), None)
     no_vote = list(objections)
@@ -281,7 +284,7 @@ def decide(
     reasons.append(
         _told(best, gains[best.name])
         if best is not clone
-        else f"No candidate is estimated above cloning, which has {_number(clone.estimate)}."
+        else f"No candidate is surely better than cloning, which has {_number(clone.estimate)}."
     )
     copied, enough = (
         f"Cloning the data gets {_number(clone.estimate)}",

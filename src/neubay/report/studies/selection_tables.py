@@ -25,9 +25,9 @@ KEPT = (
     *("cut_share", "is_clone", "return_mean", "score", "q_start", "fqe"),
 )
 """Of a candidate, what a condensed file holds."""
-WAYS = {"estimate": "judge", "q_start": "critic", "fqe": "fitted Q"}
-"""What candidates are ranked by: the protocol's estimate, the critic's value at the first states of
-the evaluation, fitted Q evaluation at those of the data."""
+WAYS = {"estimate": "judge", "lower": "lower end", "q_start": "critic", "fqe": "fitted Q"}
+"""What candidates are ranked by: the protocol's estimate, its lower end, the critic's value at the
+first states of the evaluation, fitted Q evaluation at those of the data."""
 FIXED_ON = ("hopper_medium", "pendulum")
 """The datasets that the rule was fixed on; all others test it."""
 
@@ -53,11 +53,6 @@ class Checked:
     def truth(self) -> Float[np.ndarray, " n"]:
         return self.column("return_mean")
 
-    def share(self, values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """As a share of the range of the true returns."""
-        low, high = self.truth.min(), self.truth.max()
-        return (values - low) / (high - low) if high > low else np.zeros_like(values)
-
     @property
     def fixed(self) -> bool:
         """The rule was fixed on this dataset."""
@@ -77,12 +72,14 @@ class Checked:
         return first, second
 
     def regret(self, best_of: int, way: str = "estimate") -> float | None:
-        """What the best of so many that are highest in that way is below the best candidate."""
-        if not self.knows(way):
+        """What the best of so many that are highest in that way is below the best candidate, as a
+        share of the range; none where all are equal, so that there is nothing to regret."""
+        spread = float(np.ptp(self.truth))
+        if not self.knows(way) or spread == 0:
             return None
         column = self.column(way)
         first = np.argsort(-np.where(np.isnan(column), -np.inf, column), kind="stable")[:best_of]
-        return float(1 - self.share(self.truth)[first].max())
+        return float(self.truth.max() - self.truth[first].max()) / spread
 
     @property
     def deployed(self) -> np.ndarray:

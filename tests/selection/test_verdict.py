@@ -108,6 +108,7 @@ def test_what_the_judge_is_off_on_the_log_is_taken_off_every_gain() -> None:
         return decide([clone, made("policy", value)], DATA, sanity)
 
     assert decided(104.0).word == "keep"
+    assert "less 5.0 that the judge is off on the log" in decided(90.1).reasons[-2]
     found = decided(106.0)
     assert (found.word, found.chosen) == ("deploy", "policy")
     assert "gain over the data is at least 1.0" in found.reasons[-1]

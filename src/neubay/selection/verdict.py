@@ -280,9 +280,11 @@ def decide(
     passing = [judged for judged in order if gains[judged.name].sure]
     if passing:
         chosen = passing[0]
-        return Verdict("deploy", chosen.name, [*reasons, _told(chosen, gains[chosen.name])])
+        return Verdict(
+            "deploy", chosen.name, [*reasons, _told(chosen, gains[chosen.name], sanity.margin)]
+        )
     reasons.append(
-        _told(best, gains[best.name])
+        _told(best, gains[best.name], sanity.margin)
         if best is not clone
         else f"No candidate is surely better than cloning, which has {_number(clone.estimate)}."
     )
@@ -301,11 +303,13 @@ def decide(
     return Verdict("keep", best.name, reasons)
 
 
-def _told(judged: Judged, gains: Gains) -> str:
+def _told(judged: Judged, gains: Gains, margin: float) -> str:
     cut = float(judged.rollouts.cut.mean())
+    off = f", less {_number(margin)} that the judge is off on the log"
     return (
         f"{judged.name} is estimated at {_interval(judged)}; its gain over the data is at least "
         f"{_number(gains.over_data)}, over cloning at least {_number(gains.over_clone)}"
+        + (off if margin > NOT_WORSE * abs(judged.estimate) else "")
         + (f"; {cut:.0%} of its rollouts leave what the judge knows." if cut else ".")
     )
 

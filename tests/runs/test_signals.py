@@ -77,8 +77,8 @@ def test_signals_outside_of_the_steps_are_answered_too(
 def test_a_command_that_is_terminated_says_how_to_resume_and_does(
     tmp_path: Path, tally: Tally
 ) -> None:
-    # As many steps as in the shared run, whose programs are compiled already.
-    (tmp_path / "tiny.yaml").write_text(json.dumps(tiny(agent={"steps": 300}).model_dump()))
+    # So many steps that the signal comes before the last one, on a fast machine too.
+    (tmp_path / "tiny.yaml").write_text(json.dumps(tiny(agent={"steps": 1000}).model_dump()))
     environment = os.environ | {"NEUBAY_CACHE": str(tmp_path / "cache")}
 
     def start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -95,16 +95,16 @@ def test_a_command_that_is_terminated_says_how_to_resume_and_does(
         said, _ = running.communicate()
     assert running.returncode == 128 + signal.SIGTERM
     left = rundir.look(tmp_path / "run")
-    assert left.state == "unfinished" and 0 < left.step < 300
+    assert left.state == "unfinished" and 0 < left.step < 1000
     advice = said.split("everything up to here is saved; to resume: neubay ")[1]
     assert shlex.split(advice) == asked
     with start(shlex.split(advice)) as running:
         said, _ = running.communicate()
     assert running.returncode == 0
-    assert f"resuming from step {left.step:,} of 300" in said
+    assert f"resuming from step {left.step:,} of 1,000" in said
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [row["step"] for row in rows if row["kind"] == "train"]
-    assert steps == list(range(50, 301, 50))
+    assert steps == list(range(50, 1001, 50))
     tally(1, "saved, exit code 143; the command that it printed resumed and finished")
 
 

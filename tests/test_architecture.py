@@ -1,6 +1,7 @@
 """The rooms of docs/architecture.md, and the one direction of flow between them."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -108,6 +109,27 @@ def test_functions_are_short() -> None:
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MAX_LINES
     }
     assert not long, f"over {MAX_LINES} lines: {sorted(long)}"
+
+
+def test_every_name_is_defined() -> None:
+    """Ruff and mypy are told to pass over undefined names, for the sake of shapes in the types:
+    outside of strings there must be none."""
+    ruff = [sys.executable, "-m", "ruff", "check", "--select", "F821", "--output-format", "json"]
+    settings = ["--isolated", "--no-cache", "--exit-zero"]
+    said = subprocess.run(
+        [*ruff, *settings, str(PACKAGE)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(said.stdout)
+    assert found, "the shapes in the types are found at least"
+    for each in found:
+        row, column = each["location"]["row"], each["location"]["column"]
+        inside = any(
+            (node.lineno, node.col_offset) < (row, column)
+            and (row, column) <= (node.end_lineno, node.end_col_offset)
+            for node in ast.walk(parsed(Path(each["filename"])))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        assert inside, f"{each['filename']}:{row}: {each['message']}"
 
 
 def test_few_modules_lie_at_the_top() -> None:

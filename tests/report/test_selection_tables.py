@@ -79,7 +79,8 @@ def test_what_datasets_differ_in_counts_for_nothing_when_they_are_pooled() -> No
         Checked(entry["dataset"], entry)
         for entry in selection_tables.condense([document(), other])["selections"]
     ]
-    assert [each.fixed for each in found] == [False, True]
+    assert [each.part for each in found] == ["tested on", "fixed on"]
+    assert Checked("door_human", found[0].entry).part == "refined on"
     assert selection_tables.pooled(found, "estimate") == pytest.approx(0.6)
     assert selection_tables.pooled(found, "fqe") is None
     found[0].entry["fitted_q"] = {"gamma": 0.9, "of_data": 4.6, "data_earned": 5.4}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -140,6 +141,8 @@ def test_the_command_tells_the_verdict_and_the_page_has_it_on_top(
     assert ended.value.code == 0
     found, printed = written(tmp_path / "out"), capsys.readouterr().out
     assert found["data"]["episodes"] == 5 and f"{found['verdict']} (" in printed
+    # The judge is checked on all the data, of which the clone is, and not on the incumbent's.
+    assert found["protocol"]["sanity"] == written(chosen / "selection")["protocol"]["sanity"]
     html = page.one_run(records.read(chosen)).html
     ours = written(chosen / "selection")
     assert html.index(ours["verdict"].capitalize()) < html.index("The data&#39;s own")
@@ -151,6 +154,31 @@ def test_the_command_tells_the_verdict_and_the_page_has_it_on_top(
         cli.main(["runs", "list", str(tmp_path)])
     listed = " ".join(capsys.readouterr().out.split())
     assert f"≈{number(summary['estimate'])}" in listed and ours["verdict"] in listed
+
+
+def test_a_users_function_that_fails_is_named(chosen: Path) -> None:
+    def trying(name: str, function: Any) -> str:
+        with pytest.raises(NeubayError, match=f"candidate '{name}'") as error:
+            neubay.select(chosen, candidates={name: function})
+        return str(error.value)
+
+    assert "not finite" in trying("broken", lambda seen: np.full((len(seen), 1), np.nan))
+    assert "one action for each" in trying("single", lambda seen: np.zeros((2, 1)))
+    assert "one action for each" in trying("silent", lambda seen: None)
+    assert "has that name" in trying("clone", lambda seen: np.zeros((len(seen), 1)))
+
+
+def test_another_rule_is_judged_anew(chosen: Path, tmp_path: Path) -> None:
+    lengths = []
+    for ended in (True, False):
+
+        def rule(state: Any, action: Any, following: Any, ended: bool = ended) -> Any:
+            return jnp.full(len(state), ended)
+
+        task = dataclasses.replace(get_task("pendulum"), termination=rule)
+        found = neubay.select(chosen, task=task, out=tmp_path / "out")
+        lengths.append({each["length_mean"] for each in found.record["candidates"]})
+    assert lengths == [{1.0}, {40.0}]
 
 
 def copied(run: Path, target: Path, change: dict[str, Any]) -> Path:

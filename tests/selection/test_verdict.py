@@ -108,7 +108,7 @@ def test_what_the_judge_is_off_on_the_log_is_taken_off_every_gain() -> None:
         return decide([clone, made("policy", value)], DATA, sanity)
 
     assert decided(104.0).word == "keep"
-    assert "less 5.0 that the judge is off on the log" in decided(90.1).reasons[-2]
+    assert "5.0 by which the judge is off on the log is taken off" in decided(104.0).reasons[-2]
     found = decided(106.0)
     assert (found.word, found.chosen) == ("deploy", "policy")
     assert "gain over the data is at least 1.0" in found.reasons[-1]
@@ -141,7 +141,9 @@ def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
     clone = made("clone", 300.0, 60.0, clone=True)
     found = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA))
     assert found.vote and found.word == "keep"
-    assert "of which 60.0 before the judge is unsure" in found.reasons[-1]
+    assert "60.0 if little is granted to what is unsure" in found.reasons[-1]
+    flattering = Sanity.of(made("clone", 1000.0, 50.0), DATA)
+    assert not flattering.reproduced  # a cut is no excuse for what is promised
 
 
 def test_without_a_clone_there_is_no_vote(tried: Trial) -> None:

@@ -90,22 +90,28 @@ def select(
     if looked:
         check_same_data(looked)
     dataset = sources.load(data) if isinstance(data, str | Path) else data
-    found = of_runs(looked) + [Candidate(n, source) for n, source in (candidates or {}).items()]
+    found = of_runs(looked)
+    for name, source in (candidates or {}).items():
+        if any(name == each.name for each in found):
+            raise NeubayError(
+                f"candidate '{name}': a policy of the runs has that name; give another"
+            )
+        found.append(Candidate(name, source))
     if not found:
         where = ", ".join(map(str, paths)) or "nothing was named"
         raise NeubayError(f"no policy to judge: {where}. Name runs that kept some")
     record = _record(looked, dataset)
     with deferred_signals():
         judge = _judge(looked, dataset, record, judge_seed, judge_progress, tell)
-        if incumbent is not None:
-            record = record.only(np.asarray(incumbent, np.int64))
         return choose(
             found,
             judge,
             record,
             _task(record, task, found, dataset),
+            incumbent=incumbent,
             out=None if out is None else Path(out),
             known=[run.directory / rundir.SELECTION for run in looked],
+            again=task is not None,
             progress=progress,
         )
 
@@ -116,25 +122,30 @@ def choose(
     record: DataRecord,
     task: Task,
     *,
+    incumbent: Sequence[int] | None = None,
     out: Path | None = None,
     known: Sequence[Path] = (),
+    again: bool = False,
     progress: Progress = lambda name, share: None,
 ) -> Selection:
     """Judge the candidates and decide; what was judged before under the same protocol is not judged
     again.
 
     Args:
+        incumbent: the episodes of today's controller, with which candidates are compared.
         known: folders of earlier selections.
+        again: judge anew what was judged before, as its rule of termination may have been another.
     """
-    trial = Trial.of(
-        judge.fitted.world,
-        judge.threshold,
-        record,
-        task,
-        seed=judge.seed,
-        ended_by=judge.ended_by(task),
-    )
-    court = _Court(trial, judge, out, known)
+
+    def held(over: DataRecord) -> tuple[Trial, _Court]:
+        world, ended_by = judge.fitted.world, judge.ended_by(task)
+        trial = Trial.of(world, judge.threshold, over, task, seed=judge.seed, ended_by=ended_by)
+        return trial, _Court(trial, judge, out, known, again)
+
+    whole, whole_court = held(record)
+    if incumbent is not None:
+        record = record.only(np.asarray(incumbent, np.int64))
+    trial, court = (whole, whole_court) if incumbent is None else held(record)
     judged, total = [], len(candidates) + 1
     for number, candidate in enumerate(candidates):
         progress(candidate.name, number / total)
@@ -144,13 +155,13 @@ def choose(
     clone = next((candidate for candidate in candidates if candidate.is_clone), None)
     sanity = None
     if clone is not None:
-        imitated = court.judge(clone, deterministic=False)
+        # The clone is of all the data, whoever it is compared with.
         sanity = Sanity.of(
-            imitated,
-            trial.data_returns,
-            trial.reproduce(),
-            clone=next(each for each in judged if each.name == clone.name),
-            steps=float(record.limit[trial.episode].mean()),
+            whole_court.judge(clone, deterministic=False),
+            whole.data_returns,
+            whole.reproduce(),
+            clone=whole_court.judge(clone),
+            steps=float(whole.record.limit[whole.episode].mean()),
         )
     stop_if_signalled()
     verdict = decide(judged, trial.data_returns, sanity, _objections(judge, record, task))
@@ -194,10 +205,18 @@ def _objections(judge: Judge, record: DataRecord, task: Task) -> list[str]:
 class _Court:
     """Judges candidates, and keeps what they got."""
 
-    def __init__(self, trial: Trial, judge: Judge, out: Path | None, known: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        judge: Judge,
+        out: Path | None,
+        known: Sequence[Path],
+        again: bool = False,
+    ) -> None:
         self.trial = trial
         self.folders = [folder / "judged" for folder in ([] if out is None else [out])]
         self.kept = [*self.folders, *(folder / "judged" for folder in known)]
+        self.kept = [] if again else self.kept
         reference = judge.reference()
         self.identity = [
             LAYOUT,
@@ -214,7 +233,10 @@ class _Court:
         digest = candidate.digest
         rollouts = None if digest is None else self._found(self._name(digest, deterministic))
         if rollouts is None:
-            rollouts = self.trial.roll(candidate.policy(), deterministic=deterministic)
+            try:
+                rollouts = self.trial.roll(candidate.policy(), deterministic=deterministic)
+            except NeubayError as error:
+                raise NeubayError(f"candidate '{candidate.name}': {error}") from None
             if digest is not None and self.folders:
                 path = self.folders[0] / self._name(digest, deterministic)
                 save_arrays(path, rollouts._asdict(), {"layout": LAYOUT})

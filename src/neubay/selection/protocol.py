@@ -21,6 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from neubay.config import EndedBy
+from neubay.errors import NeubayError
 from neubay.imagination import HistoryPolicy
 from neubay.imagination.protocols import EndingDynamics
 from neubay.policy import Policy
@@ -276,14 +277,25 @@ class Trial:
         while np.asarray(sums.running).any():
             stop_if_signalled()
             actions, memory = act(np.asarray(inputs.state), memory, np.asarray(inputs.start))
-            unit = self.task.to_unit(np.asarray(actions).reshape(self._action_shape))
+            unit = self.task.to_unit(self._checked(actions))
             sums, inputs = _one_step(self.conditions, sums, inputs, jnp.asarray(unit, jnp.float32))
         return sums
 
-    @property
-    def _action_shape(self) -> tuple[int, ...]:
+    def _checked(self, actions: Any) -> np.ndarray:
+        """What a user's policy returned, as one action for each observation."""
         count = len(self.conditions.limit)
-        return (count,) if self.task.actions.kind == "discrete" else (count, -1)
+        shape = (count,) if self.task.actions.kind == "discrete" else (count, -1)
+        try:
+            found = np.asarray(actions).reshape(shape)
+            finite = bool(np.isfinite(found).all())
+        except (TypeError, ValueError):
+            raise NeubayError(
+                f"it was given {count:,} observations and returned {np.shape(actions)}, not one "
+                "action for each"
+            ) from None
+        if not finite:
+            raise NeubayError("it returned actions that are not finite")
+        return found
 
     def _rollouts(self, sums: Sums) -> Rollouts:
         """Raw returns, the floor below what follows a cut."""

@@ -125,12 +125,14 @@ class Excerpts:
 @dataclass(frozen=True)
 class Sanity:
     """What the judge says of the data's own behaviour against what the data earned. That behaviour
-    is samples of the clone; where the logged controller drew nothing at random, so that the clone's
-    spread is its own error, it is rather the clone without that spread."""
+    is samples of the clone; or, where the clone's spread is its own error and not the logged
+    controller's chance, the clone without it. Both are what the judge expects: a cut excuses
+    nothing here."""
 
     estimate: float
     lower: float
     upper: float
+    """Of samples of the clone, quantiles over members."""
     data: float
     tolerance: float
     clone: Judged | None = None
@@ -156,7 +158,8 @@ class Sanity:
         tolerance = max(SPREAD * float(data_returns.std()), NOT_WORSE * abs(mean))
         excerpts = None if reproduced is None else Excerpts.of(reproduced)
         margin = 0.0 if excerpts is None else excerpts.bias * steps
-        told = imitated.estimate, imitated.lower, imitated.upper
+        lower = float(np.quantile(imitated.rollouts.estimate.mean(axis=1), LOW))
+        told = imitated.estimate, lower, imitated.upper
         return cls(*told, mean, tolerance, clone, excerpts, margin)
 
     @property
@@ -172,10 +175,7 @@ class Sanity:
     @property
     def same_without_spread(self) -> bool:
         """The clone without its spread is given what the data earned."""
-        if self.clone is None:
-            return False
-        low, high = self.clone.lower - self.tolerance, self.clone.upper + self.tolerance
-        return low <= self.data <= high
+        return self.clone is not None and abs(self.clone.estimate - self.data) <= self.tolerance
 
     @property
     def poor_copy(self) -> bool:
@@ -275,7 +275,7 @@ def decide(
         return Verdict("keep", best.name, reasons, vote=False)
     assert sanity is not None
     said = f"The judge says {_interval(sanity)} of actions like the data's, which earned "
-    reasons = [f"{said}{_number(data)}{_replayed(sanity)}."]
+    reasons = [f"{said}{_number(sanity.data)}{_replayed(sanity)}."]
     gains = {judged.name: Gains.of(judged, data_returns, clone, sanity) for judged in order}
     passing = [judged for judged in order if gains[judged.name].sure]
     if passing:
@@ -292,24 +292,27 @@ def decide(
         f"Cloning the data gets {_number(clone.estimate)}",
         data - NOT_WORSE * abs(data),
     )
-    if clone.floor >= enough:
+    if clone.floor - sanity.margin >= enough:
         reasons.append(
             f"{copied}, not worse than the data's {_number(data)} by more than {NOT_WORSE:.0%}."
         )
         return Verdict("copy", clone.name, reasons)
     if clone.estimate >= enough:
-        copied += f", of which {_number(clone.floor)} before the judge is unsure"
+        copied += (
+            f", and {_number(clone.floor - sanity.margin)} if little is granted to what is unsure"
+        )
     reasons.append(f"{copied}, worse than the data's {_number(data)}: keep your controller.")
     return Verdict("keep", best.name, reasons)
 
 
 def _told(judged: Judged, gains: Gains, margin: float) -> str:
     cut = float(judged.rollouts.cut.mean())
-    off = f", less {_number(margin)} that the judge is off on the log"
+    off = f" ({_number(margin)} by which the judge is off on the log is taken off both)"
+    decides = any(gain <= 0 < gain + margin for gain in gains)
     return (
         f"{judged.name} is estimated at {_interval(judged)}; its gain over the data is at least "
         f"{_number(gains.over_data)}, over cloning at least {_number(gains.over_clone)}"
-        + (off if margin > NOT_WORSE * abs(judged.estimate) else "")
+        + (off if decides else "")
         + (f"; {cut:.0%} of its rollouts leave what the judge knows." if cut else ".")
     )
 

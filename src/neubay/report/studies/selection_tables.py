@@ -29,7 +29,12 @@ WAYS = {"estimate": "judge", "lower": "lower end", "q_start": "critic", "fqe": "
 """What candidates are ranked by: the protocol's estimate, its lower end, the critic's value at the
 first states of the evaluation, fitted Q evaluation at those of the data."""
 FIXED_ON = ("hopper_medium", "pendulum")
-"""The datasets that the rule was fixed on; all others test it."""
+"""The datasets that the rule was fixed on."""
+REFINED_ON = (
+    *("halfcheetah_medium_replay", "neorl2_SafetyHalfCheetah_train"),
+    *("door_human", "antmaze_umaze_diverse"),
+)
+"""Those that it was refined on, after it had been tested on them; all others test it."""
 
 Entry = dict[str, Any]
 
@@ -54,9 +59,11 @@ class Checked:
         return self.column("return_mean")
 
     @property
-    def fixed(self) -> bool:
-        """The rule was fixed on this dataset."""
-        return self.name in FIXED_ON
+    def part(self) -> str:
+        """What the dataset has to do with the rule."""
+        if self.name in FIXED_ON:
+            return "fixed on"
+        return "refined on" if self.name in REFINED_ON else "tested on"
 
     def knows(self, way: str) -> bool:
         return bool(np.isfinite(self.column(way)).any())
@@ -172,7 +179,7 @@ def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
     rows = [
         [
             each.name,
-            "fixed on it" if each.fixed else "tested on it",
+            f"{each.part} it",
             str(len(each.candidates)),
             *(shown(each.spearman(way), ".2f") for way in ways),
             *(shown(each.regret(1, way), ".1%") for way in ways),
@@ -200,9 +207,9 @@ def _verdicts(checked: Sequence[Checked]) -> str:
 
 def _overall(checked: Sequence[Checked], ways: Sequence[str]) -> str:
     """The same facts of the datasets that the rule was fixed on, of the others, and of all."""
+    parts = ("fixed on", "refined on", "tested on")
     groups = {
-        "fixed on": [each for each in checked if each.fixed],
-        "tested on": [each for each in checked if not each.fixed],
+        **{part: [each for each in checked if each.part == part] for part in parts},
         "all": list(checked),
     }
     facts = {title: _facts(group, ways) for title, group in groups.items() if group}

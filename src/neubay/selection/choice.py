@@ -215,8 +215,8 @@ class _Court:
     ) -> None:
         self.trial = trial
         self.folders = [folder / "judged" for folder in ([] if out is None else [out])]
-        self.kept = [*self.folders, *(folder / "judged" for folder in known)]
-        self.kept = [] if again else self.kept
+        earlier = [*self.folders, *(folder / "judged" for folder in known)]
+        self.kept = [] if again else earlier
         reference = judge.reference()
         self.identity = [
             LAYOUT,

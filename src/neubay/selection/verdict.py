@@ -256,8 +256,8 @@ def decide(
     that may be chosen it is the one with the highest lower end: a high estimate may rest on what
     the judge does not know."""
     data = float(data_returns.mean())
-    order = sorted(candidates, key=lambda judged: -judged.lower)
-    best = order[0]
+    by_lower = sorted(candidates, key=lambda judged: -judged.lower)
+    best = by_lower[0]
     clone = next((judged for judged in candidates if judged.is_clone), None)
     no_vote = list(objections)
     if clone is None or sanity is None:
@@ -276,8 +276,8 @@ def decide(
     assert sanity is not None
     said = f"The judge says {_interval(sanity)} of actions like the data's, which earned "
     reasons = [f"{said}{_number(sanity.data)}{_replayed(sanity)}."]
-    gains = {judged.name: Gains.of(judged, data_returns, clone, sanity) for judged in order}
-    passing = [judged for judged in order if gains[judged.name].sure]
+    gains = {judged.name: Gains.of(judged, data_returns, clone, sanity) for judged in by_lower}
+    passing = [judged for judged in by_lower if gains[judged.name].sure]
     if passing:
         chosen = passing[0]
         return Verdict(
@@ -288,19 +288,15 @@ def decide(
         if best is not clone
         else f"No candidate is surely better than cloning, which has {_number(clone.estimate)}."
     )
-    copied, enough = (
-        f"Cloning the data gets {_number(clone.estimate)}",
-        data - NOT_WORSE * abs(data),
-    )
-    if clone.floor - sanity.margin >= enough:
+    copied = f"Cloning the data gets {_number(clone.estimate)}"
+    enough, sure = data - NOT_WORSE * abs(data), clone.floor - sanity.margin
+    if sure >= enough:
         reasons.append(
             f"{copied}, not worse than the data's {_number(data)} by more than {NOT_WORSE:.0%}."
         )
         return Verdict("copy", clone.name, reasons)
     if clone.estimate >= enough:
-        copied += (
-            f", and {_number(clone.floor - sanity.margin)} if little is granted to what is unsure"
-        )
+        copied += f", and {_number(sure)} if little is granted to what is unsure"
     reasons.append(f"{copied}, worse than the data's {_number(data)}: keep your controller.")
     return Verdict("keep", best.name, reasons)
 

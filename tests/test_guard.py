@@ -86,6 +86,8 @@ def test_the_fall_back_acts_where_a_limit_is_crossed(policy: Policy, data: Datas
     assert state.fallback is not None
     guard.predict(far, state, reward=np.zeros(2))
     assert guard.counts["fell_back"] == 2
+    with pytest.raises(NeubayError, match="fall-back returned an action that is not finite"):
+        neubay.Guard(policy, fallback=np.nan).predict(far)
 
 
 def test_a_broken_sensor_is_the_fall_backs(policy: Policy, data: Dataset) -> None:

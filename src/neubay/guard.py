@@ -157,8 +157,10 @@ class Guard:
         if isinstance(fallback, Policy):
             chosen, after = fallback.predict(observations, state, **passed)
             return np.asarray(chosen), after
-        given = fallback(observations) if callable(fallback) else fallback
-        return np.broadcast_to(np.asarray(given), (len(observations), *actions.shape)), None
+        given = np.asarray(fallback(observations) if callable(fallback) else fallback)
+        if not np.isfinite(given).all():
+            raise NeubayError("the guard's fall-back returned an action that is not finite")
+        return np.broadcast_to(given, (len(observations), *actions.shape)), None
 
 
 def _widened(

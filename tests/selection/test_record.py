@@ -79,6 +79,7 @@ def test_what_can_end_may_earn_nothing_more() -> None:
     )
     assert pays.floor(np.array([5])).tolist() == [0.0]
     assert cuts.floor(np.array([5])).tolist() == [5.0]
+    assert cuts.floor(np.array([5]), ends=True).tolist() == [0.0]  # by a rule given with the task
     costs = DataRecord.of(logged([9, 9], terminal=True))
     assert costs.floor(np.array([5]))[0] < 0  # lower than 0: nothing is free either
 
@@ -103,3 +104,5 @@ def test_the_incumbent_is_a_part_of_the_episodes() -> None:
         record.only(np.array([3]))
     with pytest.raises(NeubayError, match="names no episode"):
         record.only(np.array([], np.int64))
+    with pytest.raises(NeubayError, match=r"no episode 1\.5"):
+        record.only(np.array([0, 1.5]))

@@ -144,7 +144,7 @@ def choose(
 
     whole, whole_court = held(record)
     if incumbent is not None:
-        record = record.only(np.asarray(incumbent, np.int64))
+        record = record.only(np.asarray(incumbent))
     trial, court = (whole, whole_court) if incumbent is None else held(record)
     judged, total = [], len(candidates) + 1
     for number, candidate in enumerate(candidates):

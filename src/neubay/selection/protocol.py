@@ -303,7 +303,8 @@ class Trial:
         before = np.asarray(sums.before, np.float64) - shift * np.asarray(sums.cut_time)
         beyond = np.asarray(sums.time) - np.asarray(sums.cut_time)
         after = np.asarray(sums.after, np.float64) - shift * beyond
-        least = self.record.floor(limit - np.asarray(sums.cut_time))
+        ends = self.conditions.ended_by != "none"
+        least = self.record.floor(limit - np.asarray(sums.cut_time), ends=ends)
         floor = before + np.where(sums.cut, np.minimum(after, least), 0.0)
         found = before + after, floor, *map(np.asarray, (sums.time, sums.cut, sums.cut_time))
         return Rollouts(*(leaf.reshape(-1, len(self.episode)) for leaf in found))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, RunError
@@ -106,22 +106,25 @@ class DataRecord:
         """The lowest and the highest reward of the data."""
         return float(self.reward_quantiles[0]), float(self.reward_quantiles[-1])
 
-    def floor(self, remaining: Int[np.ndarray, "*k"]) -> Float[np.ndarray, "*k"]:
+    def floor(
+        self, remaining: Int[np.ndarray, "*k"], *, ends: bool = False
+    ) -> Float[np.ndarray, "*k"]:
         """What is granted for so many steps after a cut: the low quantile of the data's return over
-        windows of that length, or 0 if that is lower and the task can terminate."""
+        windows of that length, or 0 if that is lower and the task can terminate; `ends`: a rule
+        that the data did not come with says that it can."""
         low = np.interp(remaining, self.window_length, self.window_return)
         low = np.where(remaining > 0, low, 0.0)
-        return np.minimum(low, 0.0) if self.can_terminate else low
+        return np.minimum(low, 0.0) if ends or self.can_terminate else low
 
-    def only(self, episodes: Int[np.ndarray, " chosen"]) -> "DataRecord":
+    def only(self, episodes: Shaped[np.ndarray, " chosen"]) -> "DataRecord":
         """The same of some episodes alone, such as those of today's controller."""
         count = len(self.limit)
-        wrong = episodes[(episodes < 0) | (episodes >= count)]
+        wrong = episodes[~np.isin(episodes, np.arange(count))]
         if len(wrong) or not len(episodes):
             what = f"there is no episode {wrong[0]}" if len(wrong) else "it names no episode"
             raise NeubayError(f"incumbent: {what}; the data has the episodes 0 to {count - 1}")
-        per_episode = ("start", "limit", "length", "returns")
-        return replace(self, **{name: getattr(self, name)[episodes] for name in per_episode})
+        per_episode, kept = ("start", "limit", "length", "returns"), episodes.astype(np.int64)
+        return replace(self, **{name: getattr(self, name)[kept] for name in per_episode})
 
     def save(self, path: Path) -> None:
         """Write it as one file."""

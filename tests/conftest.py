@@ -34,6 +34,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     )
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    # Nobody reads from which line an operation came, and writing it down takes time.
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
     os.environ.setdefault("MUJOCO_GL", "egl")
     os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"  # mixing dtypes is an error
 

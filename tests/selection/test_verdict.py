@@ -142,6 +142,16 @@ def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
     found = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA))
     assert found.vote and found.word == "keep"
     assert "60.0 if little is granted to what is unsure" in found.reasons[-1]
+
+
+def test_what_a_clone_is_promised_out_of_sight_does_not_stand_in_the_way() -> None:
+    """What is surely better than the data is compared with the clone from floor to floor."""
+    clone = made("clone", 300.0, 60.0, clone=True)
+    sanity = Sanity.of(made("clone", 100.0), DATA)
+    found = decide([clone, made("policy", 400.0, 150.0)], DATA, sanity)
+    assert (found.word, found.chosen) == ("deploy", "policy")
+    assert "over cloning at least 90.0" in found.reasons[-1]
+    assert decide([clone, made("policy", 400.0, 90.0)], DATA, sanity).word == "keep"
     flattering = Sanity.of(made("clone", 1000.0, 50.0), DATA)
     assert not flattering.reproduced  # a cut is no excuse for what is promised
 

@@ -280,7 +280,7 @@ def _written(
     margin = 0.0 if sanity is None else sanity.margin
 
     def gains(each: Judged) -> dict[str, float | None]:
-        of_clone = None if clone is None else clone.rollouts.estimate
+        of_clone = None if clone is None else clone.rollouts.floor
         return {
             "gain_over_data": each.lower_gain(trial.data_returns, margin),
             "gain_over_clone": None if of_clone is None else each.lower_gain(of_clone, margin),

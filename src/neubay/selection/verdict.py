@@ -2,7 +2,7 @@
 
 Ranking is by `estimate`. `lower` and `upper` are the 5 and 95 % quantiles over members of the mean
 return, `lower` of the floor. A gain is paired over starts, members and keys: its lower end is the
-5 % quantile over members of the floor less what the data, or the clone's estimate, has there, and
+5 % quantile over members of the floor less what the data earned, or the clone's floor, there, and
 less what the judge itself is off where it can be checked, on excerpts of the log.
 """
 
@@ -219,10 +219,9 @@ class Gains(NamedTuple):
         clone: Judged,
         sanity: Sanity,
     ) -> "Gains":
-        of_clone = clone.rollouts.estimate
         return cls(
             judged.lower_gain(data_returns, sanity.margin),
-            judged.lower_gain(of_clone, sanity.margin),
+            judged.lower_gain(clone.rollouts.floor, sanity.margin),
         )
 
     @property

@@ -24,7 +24,7 @@ from neubay.selection.candidates import Candidate, check_same_data, of_runs
 from neubay.selection.judge import Judge, fit_judge, load_judge
 from neubay.selection.protocol import Predict, Rollouts, Trial
 from neubay.selection.record import FLOOR_LEVEL, DataRecord, load_record
-from neubay.selection.verdict import Judged, Sanity, Verdict, decide, ranked
+from neubay.selection.verdict import Gains, Judged, Sanity, Verdict, decide, ranked
 from neubay.tasks import Task, get_task, list_tasks, published_settings
 from neubay.world.pool import Show
 
@@ -277,14 +277,9 @@ def _written(
     """selection.json."""
     record, clone = trial.record, next((each for each in judged if each.is_clone), None)
 
-    margin = 0.0 if sanity is None else sanity.margin
-
     def gains(each: Judged) -> dict[str, float | None]:
-        of_clone = None if clone is None else clone.rollouts.floor
-        return {
-            "gain_over_data": each.lower_gain(trial.data_returns, margin),
-            "gain_over_clone": None if of_clone is None else each.lower_gain(of_clone, margin),
-        }
+        found = Gains.of(each, trial.data_returns, clone, sanity)
+        return {f"gain_{name}": value for name, value in found._asdict().items()}
 
     written = {
         "layout": LAYOUT,

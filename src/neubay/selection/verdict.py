@@ -206,27 +206,28 @@ class Sanity:
 
 
 class Gains(NamedTuple):
-    """The lower ends of a candidate's gains."""
+    """The lower ends of a candidate's gains, the latter none where there is no clone."""
 
     over_data: float
-    over_clone: float
+    over_clone: float | None
 
     @classmethod
     def of(
         cls,
         judged: Judged,
         data_returns: Float[np.ndarray, " starts"],
-        clone: Judged,
-        sanity: Sanity,
+        clone: Judged | None,
+        sanity: Sanity | None,
     ) -> "Gains":
+        margin = 0.0 if sanity is None else sanity.margin
         return cls(
-            judged.lower_gain(data_returns, sanity.margin),
-            judged.lower_gain(clone.rollouts.floor, sanity.margin),
+            judged.lower_gain(data_returns, margin),
+            None if clone is None else judged.lower_gain(clone.rollouts.floor, margin),
         )
 
     @property
     def sure(self) -> bool:
-        return self.over_data > 0 and self.over_clone > 0
+        return self.over_data > 0 and self.over_clone is not None and self.over_clone > 0
 
 
 @dataclass(frozen=True)
@@ -301,12 +302,14 @@ def decide(
 
 
 def _told(judged: Judged, gains: Gains, margin: float) -> str:
+    over_data, over_clone = gains
+    assert over_clone is not None
     cut = float(judged.rollouts.cut.mean())
     off = f" ({_number(margin)} by which the judge is off on the log is taken off both)"
-    decides = any(gain <= 0 < gain + margin for gain in gains)
+    decides = any(gain <= 0 < gain + margin for gain in (over_data, over_clone))
     return (
         f"{judged.name} is estimated at {_interval(judged)}; its gain over the data is at least "
-        f"{_number(gains.over_data)}, over cloning at least {_number(gains.over_clone)}"
+        f"{_number(over_data)}, over cloning at least {_number(over_clone)}"
         + (off if decides else "")
         + (f"; {cut:.0%} of its rollouts leave what the judge knows." if cut else ".")
     )

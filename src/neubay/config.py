@@ -19,7 +19,7 @@ from neubay.errors import ConfigError
 
 Preset = Literal["paper", "cpu"]
 Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit", "cartpole", "other"]
-Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc"]
+Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc", "oracle"]
 EndedBy = Literal["rule", "learned", "none"]
 """What tells terminal states in imagination: the task's rule, the members' heads, or nothing."""
 
@@ -129,6 +129,10 @@ class RolloutConfig(Section):
     """Draw a new member at every step (MBPO style) instead of one per rollout."""
     halt_penalty: float | None = None
     """MOReL: crossing the threshold is terminal and costs this much; none: it only truncates."""
+    simulator: bool = False
+    """Imagine in the task's simulator in place of the worlds, to see whether these or the agent
+    limit a score: no offline learning."""
+    later: ClassVar[frozenset[str]] = frozenset({"simulator"})
 
 
 class AgentConfig(Section):
@@ -650,4 +654,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "steps": 10_000,
         }
     },
+    # What the agent reaches where its worlds are right: the simulator itself, never unsure.
+    "oracle": {"rollout": {"zeta": None, "simulator": True}},
 }

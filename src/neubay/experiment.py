@@ -35,6 +35,7 @@ from neubay.data.dataset import Dataset
 from neubay.devices.together import run_together
 from neubay.errors import ConfigError, RunError
 from neubay.experience import batch_shape, rollout_rules
+from neubay.oracle import simulated_world
 from neubay.policy import Policy, load_policy
 from neubay.runs import progress, rundir, tracking
 from neubay.runs.checkpoints import CHECKPOINTS, EVERY, Checkpoints
@@ -406,7 +407,9 @@ def _world(
     remembers which it was, and the run is resumed in no other."""
     show, _, tell = shown
     begun, where = time.perf_counter(), None
-    if fitted is None:
+    if config.rollout.simulator:
+        fitted = simulated_world(dataset, config.world, config.seed)
+    elif fitted is None:
         where = world.world_directory(dataset, config.world, config.seed)
         fitted = world.fit(
             dataset, config.world, config.seed, directory=where, progress=show, tell=tell

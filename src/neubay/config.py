@@ -91,12 +91,16 @@ class WorldConfig(Section):
     """Members are a running mean of their weights, which forgets a step to this share: 0.999 is a
     mean of about a thousand steps, without the noise of the last ones. 0 for the weights as they
     are."""
+    resample: bool = False
+    """Every member learns from a bootstrap of its own: whole episodes, drawn with replacement."""
     quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
     termination: Literal["auto", "rule", "learned", "none"] = "auto"
     """What ends imagined episodes: the task's rule, heads that learn it from the data's terminals,
     or nothing. auto: the rule where one is known, else learned where there are terminals."""
-    later: ClassVar[frozenset[str]] = frozenset({"decay", "termination", "unit", "beta", "average"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"decay", "termination", "unit", "beta", "average", "resample"}
+    )
 
     @model_validator(mode="after")
     def _members_fit_pool(self) -> "WorldConfig":
@@ -227,7 +231,8 @@ class SelectionConfig(Section):
     """What is judged at a run's end; it decides no number of the training."""
 
     judge_seed: int = Field(0, ge=0)
-    """Decides the judge's resampled episodes, the starts and the random keys; also the clone's."""
+    """Decides the judge's members and their episodes, the starts and the random keys; also the
+    clone's."""
     baseline: bool = True
     """Train a clone of the data to compare with."""
     clone_steps: int | None = Field(None, ge=1)
@@ -467,8 +472,8 @@ _CPU: dict[str, Any] = {
     "world": {
         "width": 128,
         "depth": 3,
-        "pool": 12,
-        "members": 10,
+        "pool": 40,
+        "members": 36,  # ten are soon learned by heart
         "max_steps": 11_700,  # 30 epochs of 100,000 transitions
         "unit": "change",
         "beta": 0.5,  # halves the error at equal time

@@ -34,7 +34,6 @@ from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
 from neubay.studies.selecting import by_dataset, selection_study
 from neubay.tasks import get_task
-from neubay.world import Resampled, resampled_hash, split_rows
 
 KEYS = {"name", "run", "step", "estimate", "lower", "upper", "cut_share", "length_mean"}
 
@@ -241,15 +240,12 @@ def test_terminals_without_a_rule_leave_no_vote(chosen: Path) -> None:
 
 def test_a_judge_learns_ends_where_no_rule_tells_them() -> None:
     def wanted(dataset: Dataset, **changes: Any) -> str:
-        return judge_config(WorldConfig(**changes), Resampled.draw(dataset, 0)).termination
+        return judge_config(WorldConfig(**changes), dataset).termination
 
     ends = walks(60)
     assert wanted(ends) == wanted(ends, termination="learned") == "learned"
     assert wanted(ends, termination="none") == "none"
     assert wanted(walks(30, by_chance=1e-12)) == "none"
-    enough_for_the_run = walks(14)
-    assert world.ended_by(enough_for_the_run, WorldConfig()) == "learned"
-    assert wanted(enough_for_the_run) == "none"  # of those drawn, too few end
     ruled = dataclasses.replace(ends.task, termination=lambda s, a, n: abs(n[..., 0]) > LIMIT)
     assert wanted(dataclasses.replace(ends, task=ruled)) == "none"
 
@@ -258,13 +254,12 @@ def test_a_judge_learns_ends_where_no_rule_tells_them() -> None:
 def ending() -> tuple[Dataset, Judge]:
     """Data whose rule is told to nobody, and a judge that knows all but the rule."""
     dataset = walks(300)
-    drawn = Resampled.draw(dataset, 0)
     moves = np.concatenate([np.zeros((3, 3)), np.eye(3) / 2], axis=1)
     truth = np.concatenate([moves, np.zeros((1, 6))])
     of = linear_world(2 * [truth], 2 * [np.array([0.0, 0.0, 0.0, 1.0])], sigma=0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world.termination, "STEPS", 1000)
-        fitted = world.with_termination(fitted_world(of, drawn), drawn)
+        fitted = world.with_termination(fitted_world(of, dataset), dataset)
     return dataset, Judge(fitted, 0, None, zeta=None)
 
 
@@ -375,26 +370,14 @@ def test_a_damaged_answer_is_judged_again(chosen: Path, tmp_path: Path) -> None:
 # --- Judges and clones ---------------------------------------------------------------------------
 
 
-def test_a_judge_sees_whole_episodes_and_validates_on_none_that_it_learns_from() -> None:
-    dataset = data()
-    drawn = Resampled.draw(dataset, seed=3)
-    first, length = dataset.bounds
-    rows, times = np.unique(drawn.world_rows, return_counts=True)
-    episode = np.searchsorted(first, rows, side="right") - 1
-    for each in range(len(first)):
-        assert len(np.unique(times[episode == each])) <= 1  # as often as the episode was drawn
-    assert times.sum() == len(dataset.world_rows) and len(np.unique(episode)) < len(first)
-    assert drawn.hash == resampled_hash(dataset.hash, 3) != resampled_hash(dataset.hash, 4)
-    training, validation = split_rows(drawn.world_rows, WorldConfig(), seed=0)
-    assert not set(training.tolist()) & set(validation.tolist())
-    assert length.sum() == len(dataset.world_rows)
-
-
 def test_a_judge_is_smaller_than_the_world_by_a_written_rule() -> None:
     config = WorldConfig(pool=12, members=10, max_epochs=60, quantifier="aleatoric")
     smaller = judge_config(config, data())
     assert (smaller.pool, smaller.members, smaller.max_epochs) == (6, 5, 40)
     assert smaller.max_steps is None and smaller.quantifier == "disagreement"
+    assert smaller.resample  # members that saw different episodes, and that trained no policy
+    many = judge_config(WorldConfig(pool=40, members=36), data())
+    assert (many.pool, many.members) == (10, 9)
     tiny_one = judge_config(WorldConfig(pool=2, members=1), data())
     assert (tiny_one.pool, tiny_one.members) == (2, 2)
 

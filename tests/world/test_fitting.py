@@ -246,6 +246,26 @@ def test_stopping_and_snapshots_against_loops(
 
 
 @pytest.mark.parametrize(
+    ("changes", "medians", "ended"),
+    [
+        ({}, [0.5, 9e-5], True),
+        ({}, [0.5, 2e-4], False),
+        ({}, [], False),
+        ({}, [None], False),  # no member is finite
+        ({"unit": "state"}, [9e-5], False),  # the published unit, and the published stop
+        ({"selection": "nll"}, [-2.0], False),  # a likelihood has no such level
+        ({"decay": True, "max_epochs": 9}, [9e-5], False),
+    ],
+)
+def test_a_fit_ends_once_its_error_is_a_hundredth_of_a_step(
+    changes: dict, medians: list[float | None], ended: bool
+) -> None:
+    config = updated(CONFIG, {"unit": "change", **changes})
+    history = [worlds.EpochRecord(median, median, 3) for median in medians]
+    assert pool.Course(most_epochs=9, history=history).ended(config) is ended
+
+
+@pytest.mark.parametrize(
     ("max_epochs", "max_steps", "epoch_steps", "cap"),
     [
         (None, None, 7, None),

@@ -1,14 +1,17 @@
-"""Shuffles: bijections that differ by key and are as random as they should be."""
+"""Shuffles: bijections that differ by key and are as random as they should be; bootstraps too."""
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from neubay.world import training
-from neubay.world.shuffle import shuffle_keys, shuffled
+from neubay.world.shuffle import shuffle_keys, shuffled, times_drawn
 
 
 def shuffle_of(count: int, seed: int) -> np.ndarray:
@@ -36,6 +39,24 @@ def test_shuffles_differ_by_member_epoch_and_chunk() -> None:
     keys = training.member_keys(3, seed=0)
     drawn = [training.epoch_shuffles(keys, epoch, chunk) for epoch in (0, 1) for chunk in (0, 1)]
     assert len(np.unique(np.concatenate(drawn), axis=0)) == 12
+
+
+def test_a_bootstrap_has_each_episode_as_often_as_draws_with_replacement_would() -> None:
+    """Counts are Poisson(1) for every member and episode, and tell nothing of each other."""
+    members, episodes = 400, 500
+    keys = jax.random.bits(jax.random.key(0), (members,), jnp.uint32)
+    drawn = jax.vmap(lambda key: times_drawn(jnp.arange(episodes), key))(keys)
+    counts = np.asarray(drawn)
+    share = np.bincount(counts.ravel().astype(int), minlength=10) / counts.size
+    expected = [math.exp(-1) / math.factorial(count) for count in range(10)]
+    np.testing.assert_allclose(share, expected, atol=4e-3)
+    # Means over members, and over episodes, spread as those of independent counts do.
+    assert counts.mean(axis=0).std() == pytest.approx(1 / math.sqrt(members), rel=0.15)
+    assert counts.mean(axis=1).std() == pytest.approx(1 / math.sqrt(episodes), rel=0.15)
+    pairs = np.corrcoef(counts)[np.triu_indices(members, 1)]
+    assert np.abs(pairs).max() < 6 / math.sqrt(episodes)
+    neighbours = np.corrcoef(counts[:, :-1].ravel(), counts[:, 1:].ravel())[0, 1]
+    assert abs(neighbours) < 0.01
 
 
 def test_shuffles_look_random() -> None:

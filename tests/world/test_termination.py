@@ -117,20 +117,6 @@ def test_episodes_are_dealt_whole_and_timeouts_are_no_ends(data: Dataset) -> Non
     assert worlds.count_ends(data) == sum(part.ends.sum() for part in parts)
 
 
-def test_a_bootstrap_deals_an_episode_into_one_part_as_often_as_it_was_drawn(
-    data: Dataset,
-) -> None:
-    drawn = worlds.Resampled.draw(data, 5)
-    parts = worlds.split_episodes(drawn, 3)
-    rows = [np.unique(part.row) for part in parts]
-    assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows))  # no row in two parts
-    together = np.sort(np.concatenate([part.row for part in parts]))
-    np.testing.assert_array_equal(together, drawn.world_rows)
-    once = np.unique(together)
-    assert worlds.count_ends(drawn) == np.asarray(data.tape.terminated)[once].sum()
-    assert 0.5 < worlds.count_ends(drawn) / worlds.count_ends(data) < 0.75  # 1 - 1/e
-
-
 def test_ends_that_led_to_a_state_nobody_stored_teach_nothing() -> None:
     """Regression: the state before stood in for it, and heads learned that standing still ends."""
     blind = walks(60, stored=False)

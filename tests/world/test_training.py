@@ -1,5 +1,6 @@
 """Gradient steps of a pool: members never meet, whatever device they are on."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -12,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.linear_system import CONFIG
+from helpers.linear_system import CONFIG, Linear
+from helpers.small_runs import swings
 from neubay.config import WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
 from neubay.world import FittedWorld, training, transitions
 from neubay.world.model import Member
+from neubay.world.shuffle import times_drawn
 from neubay.world.training import Recipe
 from neubay.world.transitions import Batch
 
@@ -89,6 +92,52 @@ def test_a_member_trains_alone_as_it_does_in_the_pool(dataset: Dataset) -> None:
             np.testing.assert_allclose(leaf[place], one[0], rtol=1e-4, atol=1e-5)
     first, second = (pool.members.head.weight[n] for n in (0, 1))
     assert np.abs(first - second).max() > 0.1
+
+
+@pytest.mark.slow
+def test_a_member_learns_nothing_from_an_episode_that_it_did_not_draw() -> None:
+    config = CONFIG.model_copy(update={"resample": True})
+    dataset = Linear().dataset(150)  # an episode a row
+    recipe, keys = Recipe.of(dataset.task, config), training.member_keys(config.pool, seed=0)
+    scaler = transitions.fit_scaler(dataset)
+    bootstrap = training.initialise(keys, recipe)[0].bootstrap
+    assert bootstrap is not None
+    times = np.asarray(jax.vmap(lambda key: times_drawn(jnp.arange(150), key))(bootstrap))
+    odd = int(np.flatnonzero((times[0] == 0) & (times[1] > 0))[0])
+
+    def trained(paid: float) -> training.Learner:
+        reward = np.array(dataset.tape.reward)
+        reward[dataset.bounds[0][odd]] += paid
+        changed = dataclasses.replace(dataset, tape=dataset.tape._replace(reward=reward))
+        epochs = transitions.Epochs(
+            changed, changed.world_rows, batch=64, batches_per_call=16, seed=0, resample=True
+        )
+        lanes = training.spread(training.initialise(keys, recipe)[0], recipe.layout)
+        shuffles, share = training.epoch_shuffles(keys, 0, 0), next(epochs.shares(0, 0))
+        return training.joined(training.train(lanes, shuffles, share, scaler, recipe))
+
+    before, after = (trained(paid).members.head.weight for paid in (0.0, 50.0))
+    np.testing.assert_array_equal(before[0], after[0])
+    assert np.abs(before[1] - after[1]).max() > 1e-4
+
+
+def test_a_streamed_epoch_knows_its_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cut into blocks and dealt anew still tells which episode each transition is of."""
+    dataset = swings(episodes=5, horizon=60)
+    rows = dataset.world_rows
+    monkeypatch.setattr(transitions, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(transitions, "BLOCK", 16)
+    epochs = transitions.Epochs(
+        dataset, rows, batch=8, batches_per_call=1000, seed=0, resample=True
+    )
+    data = next(epochs.shares(0, 0)).data
+    assert data.episode is not None
+    found = {tuple(state) for state in np.asarray(data.state[data.row])}
+    for episode in range(5):
+        mine = np.asarray(data.state[data.row])[np.asarray(data.episode) == episode]
+        first, length = (int(bound[episode]) for bound in dataset.bounds)
+        own = {tuple(state) for state in np.asarray(dataset.tape.state)[first : first + length]}
+        assert {tuple(state) for state in mine} == own & found
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def select(
         data: the dataset, or what its name or path stands for; needed where no run has kept what
             selection needs, or no judge of that seed.
         task: the task of the data, where it has a termination rule and is not registered.
-        judge_seed: decides the resampled episodes that the judge is fitted on, starts and keys.
+        judge_seed: decides the judge's members and their episodes, starts and keys.
         incumbent: the episodes of today's controller, by number, where the log holds several.
         out: a folder for selection.json and policy.npz.
         progress, judge_progress: are given the progress of judging, and of fitting a judge.

@@ -1,9 +1,10 @@
 """The judge: a world of members that did not train any candidate.
 
-It is fitted on resampled episodes of the same data, kept where worlds are kept, and so found again
-by every run of the same data and sizes. It has half the members of the world, trained for at most
-two thirds of its epochs: together, cloning, judge and selection take at most about a fifth of a
-run's time.
+Each of its members is fitted on a bootstrap of its own of the data's episodes, so that they differ
+where few episodes tell, and all of the data is known to some. It is kept where worlds are kept, and
+so found again by every run of the same data and sizes. It has half the members of a small world and
+a quarter of those of a large one, trained for at most two thirds of its epochs: together, cloning,
+judge and selection take at most about a fifth of a run's time.
 """
 
 import math
@@ -18,9 +19,11 @@ from neubay.errors import RunError
 from neubay.runs.files import read_json, tree_hash
 from neubay.runs.messages import Tell, log
 from neubay.tasks import Task, published_settings
-from neubay.world import FittedWorld, Resampled, resampled_hash
+from neubay.world import FittedWorld
 from neubay.world.pool import Show
 
+SMALL = 6
+"""Members trained for a judge where half of the world's are no more."""
 _SEED = 1_000_000
 """Added to the judge's seed: its first weights are those of no world with a small seed."""
 EPOCHS_SHARE = 2 / 3
@@ -50,7 +53,7 @@ class Judge:
 
     def saw(self, dataset_hash: str) -> bool:
         """It was fitted on episodes of that data."""
-        return self.fitted.dataset_hash == resampled_hash(dataset_hash, self.seed)
+        return self.fitted.dataset_hash == dataset_hash
 
     def reference(self) -> dict[str, Any]:
         """What a run remembers of it."""
@@ -64,16 +67,17 @@ class Judge:
 
 
 def judge_config(config: WorldConfig, dataset: Dataset) -> WorldConfig:
-    """The settings of the judge of runs whose world has these: half the members, two thirds of the
-    caps, and the paper's uncertainty, whatever a variant's is. Ends it learns where no rule tells
-    them, if `dataset`, the episodes that it is fitted on, has enough."""
+    """The settings of the judge of runs whose world has these: half the members, or a quarter of
+    many, two thirds of the caps, and the paper's uncertainty, whatever a variant's is. Ends it
+    learns where no rule tells them, if the data has enough."""
     learns = dataset.task.termination is None and config.termination != "none"
     learned = learns and world.is_learnable(dataset)
-    pool = min(max(config.pool // 2, 2), config.pool)
+    pool = min(max(config.pool // 2, 2), max(config.pool // 4, SMALL), config.pool)
     caps = {name: getattr(config, name) for name in ("max_epochs", "max_steps")}
     changes = {
         "pool": pool,
-        "members": min(max(config.members // 2, 2), pool),
+        "members": min(max(pool * config.members // config.pool, 2), pool),
+        "resample": True,
         "quantifier": "disagreement",
         "termination": "learned" if learned else "none",
         **{name: cap and math.ceil(cap * EPOCHS_SHARE) for name, cap in caps.items()},
@@ -93,21 +97,18 @@ def fit_judge(
 
     Args:
         config: the settings of the world whose policies are judged.
-        seed: decides which episodes are drawn, and how often.
+        seed: decides its members, and which episodes each sees how often.
     """
-    resampled = Resampled.draw(dataset, seed)
-    smaller = judge_config(config, resampled)
-    directory = judge_directory(dataset, config, seed)
+    smaller, directory = judge_config(config, dataset), judge_directory(dataset, config, seed)
     fitted = world.fit(
-        resampled, smaller, _SEED + seed, directory=directory, progress=progress, tell=tell
+        dataset, smaller, _SEED + seed, directory=directory, progress=progress, tell=tell
     )
     return Judge(fitted, seed, directory, usual_zeta(dataset))
 
 
 def judge_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:
     """Where that judge is, or will be."""
-    resampled = Resampled.draw(dataset, seed)
-    return world.world_directory(resampled, judge_config(config, resampled), _SEED + seed)
+    return world.world_directory(dataset, judge_config(config, dataset), _SEED + seed)
 
 
 def usual_zeta(dataset: Dataset) -> float | None:

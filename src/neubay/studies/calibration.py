@@ -171,7 +171,7 @@ def _one_step(
 ]:
     """The fields of `OneStep`."""
     index = jnp.arange(len(data.row))
-    inputs, targets, _ = gather(data, index, index >= 0, world.scaler, world.reward_only)
+    inputs, targets, *_ = gather(data, index, index >= 0, world.scaler, world.reward_only)
     prediction = jax.vmap(lambda member: member(inputs))(world.members)
     mean, log_sigma = prediction
     below = jax.scipy.stats.norm.cdf(targets, mean, jnp.exp(log_sigma))

@@ -9,7 +9,6 @@ from neubay.world.fitted import EpochRecord, FittedWorld, TerminationRecord, is_
 from neubay.world.fitting import best_of, fit, uncertainty_over, with_termination, world_directory
 from neubay.world.model import Gaussian, Head, Member, Scaler, World, WorldStep, quantify
 from neubay.world.pool import Progress
-from neubay.world.resampled import Resampled, resampled_hash
 from neubay.world.termination import (
     assess,
     calibrated,
@@ -31,7 +30,6 @@ __all__ = [
     "Head",
     "Member",
     "Progress",
-    "Resampled",
     "Scaler",
     "TerminationRecord",
     "Transitions",
@@ -50,7 +48,6 @@ __all__ = [
     "learn_termination",
     "load",
     "quantify",
-    "resampled_hash",
     "save",
     "split_episodes",
     "split_rows",

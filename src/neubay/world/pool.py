@@ -40,6 +40,9 @@ from neubay.world.transitions import Epochs, Transitions, fit_scaler, split_rows
 
 FLOPS_PER_CALL = 1e12
 """Work of one call at most, so that progress shows and an interrupt is answered in seconds."""
+NEGLIGIBLE = 1e-4
+"""Mean squared error, in units of what a step changes, below which a better fit would not be seen:
+one hundredth of a step."""
 CHECKPOINT_SECONDS = 60.0
 """Between two checkpoints, at least."""
 
@@ -88,7 +91,13 @@ class Course:
     def ended(self, config: WorldConfig) -> bool:
         """Early stopping, or the cap. A rate that decays is no reason to stop before its end."""
         stalled = self.waited >= config.patience and not config.decay
-        return stalled or self.epoch == self.most_epochs
+        return stalled or self.good_enough(config) or self.epoch == self.most_epochs
+
+    def good_enough(self, config: WorldConfig) -> bool:
+        """The median member's error is negligible, where it is measured in units of a step."""
+        median = self.history[-1].median if self.history else None
+        measured = config.unit == "change" and config.selection == "mse" and not config.decay
+        return measured and median is not None and median <= NEGLIGIBLE
 
     def end_epoch(
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]
@@ -137,6 +146,7 @@ def training_epochs(dataset: Dataset, config: WorldConfig, seed: int, members: i
         batch=config.batch,
         batches_per_call=max(int(FLOPS_PER_CALL / step_flops), 1),
         seed=seed,
+        resample=config.resample,
     )
 
 

@@ -1,9 +1,17 @@
-"""Shuffles as keyed bijections, computed where they are needed instead of stored as tables."""
+"""Shuffles as keyed bijections, and bootstraps as keyed counts: computed where they are needed
+instead of stored as tables."""
+
+import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key, UInt32
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, UInt32
 
+_POISSON = [math.exp(-1) / math.factorial(count) for count in range(9)]  # P(0), P(1), ...
+_POISSON_LEVELS = np.array(
+    [int(2**24 * sum(_POISSON[: count + 1])) for count in range(9)], np.uint32
+)
 _ROUNDS = 8  # six leave neighbours correlated; eight pass the tests of randomness
 
 
@@ -43,6 +51,13 @@ def shuffled(
     return cells.astype(jnp.int32)
 
 
+def times_drawn(episode: Int[Array, " b"], key: UInt32[Array, ""]) -> Float[Array, " b"]:
+    """How often a bootstrap has an episode: Poisson(1), which a count among many draws with
+    replacement comes to, by a keyed hash of the episode's number."""
+    uniform = _mixed(_mixed(episode.astype(jnp.uint32), key), key) >> 8
+    return (uniform[:, None] >= _POISSON_LEVELS).sum(axis=-1).astype(jnp.float32)
+
+
 def _add_hash(
     coordinate: UInt32[Array, " b"],
     other: UInt32[Array, " b"],
@@ -50,8 +65,13 @@ def _add_hash(
     side: UInt32[Array, ""],
 ) -> UInt32[Array, " b"]:
     """coordinate + hash(other, key) modulo side, which is at most 2^16."""
-    mixed = (other ^ key) * jnp.uint32(0x9E3779B1)  # odd constants with well-spread bits
-    mixed = (mixed ^ (mixed >> 15) ^ key) * jnp.uint32(0x85EBCA77)
-    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)
+    mixed = _mixed(other, key)
     moved = coordinate + (((mixed >> 16) * side) >> 16)  # scaled to the side: no division
     return jnp.where(moved >= side, moved - side, moved)
+
+
+def _mixed(number: UInt32[Array, " b"], key: UInt32[Array, ""]) -> UInt32[Array, " b"]:
+    """A keyed hash, of which the upper bits are the better ones."""
+    mixed = (number ^ key) * jnp.uint32(0x9E3779B1)  # odd constants with well-spread bits
+    mixed = (mixed ^ (mixed >> 15) ^ key) * jnp.uint32(0x85EBCA77)
+    return (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)

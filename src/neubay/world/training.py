@@ -23,7 +23,7 @@ from neubay.devices import choices
 from neubay.errors import WorldError
 from neubay.tasks import Task
 from neubay.world.model import Member, Scaler
-from neubay.world.shuffle import shuffle_keys, shuffled
+from neubay.world.shuffle import shuffle_keys, shuffled, times_drawn
 from neubay.world.transitions import Batch, Share, Transitions, gather
 
 
@@ -34,6 +34,8 @@ class Learner(eqx.Module):
     optimiser: optax.OptState
     average: Member | None = None
     """The running mean of their weights, where there is one."""
+    bootstrap: UInt32[Array, "*pool"] | None = None
+    """The key of each one's bootstrap of the episodes, where it has one."""
 
     @property
     def result(self) -> Member:
@@ -41,6 +43,7 @@ class Learner(eqx.Module):
         return self.members if self.average is None else self.average
 
 
+_BOOTSTRAP = (1 << 31) - 1  # in the place of an epoch, in keys: one that no training reaches
 Stacked = TypeVar("Stacked")  # the leading axis of every leaf is the pool's
 
 
@@ -172,8 +175,13 @@ def initialise(keys: Key[Array, " pool"], recipe: Recipe) -> tuple[Learner, Snap
 
     members = jax.vmap(member)(keys)
     average = jax.tree.map(jnp.copy, members) if recipe.config.average else None
-    learner = Learner(members, jax.vmap(_optimiser(recipe).init)(members), average)
+    bootstrap = jax.vmap(_bootstrap_key)(keys) if recipe.config.resample else None
+    learner = Learner(members, jax.vmap(_optimiser(recipe).init)(members), average, bootstrap)
     return learner, Snapshots(members, jnp.full(len(keys), jnp.inf))
+
+
+def _bootstrap_key(key: Key[Array, ""]) -> UInt32[Array, ""]:
+    return jax.random.bits(jax.random.fold_in(key, _BOOTSTRAP), (), jnp.uint32)
 
 
 @jax.jit
@@ -204,13 +212,15 @@ def errors(member: Member, batch: Batch) -> Errors:
 
 
 def loss(member: Member, batch: Batch, beta: float = 0.0) -> Float[Array, ""]:
-    """Gaussian negative log-likelihood, mean over the rows that count and over dimensions, each
-    weighed by sigma^(2 beta), which is not differentiated."""
+    """Gaussian negative log-likelihood, mean over dimensions, each weighed by sigma^(2 beta), which
+    is not differentiated, and over the rows that count, each as often as it was drawn."""
     _, likelihood, log_sigma = errors(member, batch)
     if beta:
         likelihood = likelihood * jnp.exp(2 * beta * jax.lax.stop_gradient(log_sigma))
-    count = jnp.sum(batch.counts).astype(jnp.float32)
-    return jnp.sum(jnp.where(batch.counts, likelihood.mean(axis=-1), 0)) / count
+    rows, count = likelihood.mean(axis=-1), jnp.sum(batch.counts).astype(jnp.float32)
+    if batch.times is not None:
+        rows = rows * batch.times
+    return jnp.sum(jnp.where(batch.counts, rows, 0)) / count
 
 
 def spread(learner: Learner, layout: Layout) -> list[Learner]:
@@ -270,6 +280,10 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
             counts = position < count
             index = shuffled(jnp.where(counts, position, 0), count, keys)
             batch = gather(data, index, counts, scaler, recipe.reward_only)
+            if learner.bootstrap is not None:
+                assert data.episode is not None
+                times = times_drawn(data.episode[index], learner.bootstrap)
+                batch = batch._replace(times=times)
             gradient = jax.grad(loss)(learner.members, batch, config.beta)
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats
                 update, state = optimiser.update(gradient, learner.optimiser, learner.members)
@@ -278,7 +292,7 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
                 average = jax.tree.map(
                     lambda old, new: new + config.average * (old - new), average, members
                 )
-            return Learner(members, state, average)
+            return Learner(members, state, average, learner.bootstrap)
 
         def group_steps(learner: Learner, keys: UInt32[Array, "group rounds"]) -> Learner:
             side_by_side = jax.vmap(step, in_axes=(0, 0, None))

@@ -29,6 +29,8 @@ class Transitions(NamedTuple):
     action: Float[Array, "rows a"]
     reward: Float[Array, " rows"]
     row: Int[Array, " n"]
+    episode: Int[Array, " n"] | None = None
+    """Which episode each is of, where members see some more often than others."""
 
     @staticmethod
     def view(tape: Tape, rows: Int[np.ndarray, " n"]) -> "Transitions":
@@ -42,6 +44,11 @@ class Transitions(NamedTuple):
         pairs = dataset.take(np.stack([rows, rows + 1], axis=1).ravel())
         return Transitions.view(pairs, np.arange(0, 2 * len(rows), 2))
 
+    def of_episodes(self, dataset: Dataset, rows: Int[np.ndarray, " n"]) -> "Transitions":
+        """The same with the episodes of the rows that they are."""
+        episode = np.searchsorted(dataset.bounds[0], rows, side="right") - 1
+        return self._replace(episode=jnp.asarray(episode.astype(np.int32)))
+
 
 class Batch(NamedTuple):
     """Standardised inputs (s, a) and targets (s' - s, r), and which rows count."""
@@ -49,6 +56,8 @@ class Batch(NamedTuple):
     inputs: Float[Array, "b inputs"]
     targets: Float[Array, "b d"]
     counts: Bool[Array, " b"]
+    times: Float[Array, " b"] | None = None
+    """How often each is in the bootstrap of the member that sees it, if that has one."""
 
 
 def gather(
@@ -129,8 +138,9 @@ class Share(NamedTuple):
 class Epochs:
     """The training transitions, epoch by epoch, in shares for one call each.
 
-    A tape that fits lies on the device as one chunk. A larger one is cut anew for every epoch into
-    chunks of random blocks, the same for all members, and each member shuffles within them.
+    With `resample`, transitions come with their episodes. A tape that fits lies on the device as
+    one chunk. A larger one is cut anew for every epoch into chunks of random blocks, the same for
+    all members, and each member shuffles within them.
     """
 
     def __init__(
@@ -141,11 +151,14 @@ class Epochs:
         batch: int,
         batches_per_call: int,
         seed: int,
+        resample: bool = False,
     ):
-        self._dataset, self._rows, self._seed = dataset, rows, seed
+        self._dataset, self._rows, self._seed, self._resample = dataset, rows, seed, resample
         tape = dataset.tape
         size = tape.state.nbytes + tape.action.nbytes + tape.reward.nbytes
-        self._resident = Transitions.view(tape, rows) if size <= RESIDENT_BYTES else None
+        self._resident = None
+        if size <= RESIDENT_BYTES:
+            self._resident = self._with_episodes(Transitions.view(tape, rows), rows)
         self._chunk = len(rows) if self._resident else BLOCKS_PER_CHUNK * BLOCK
         self._plan: list[tuple[int, int, int, int]] = []  # the shares without their data
         for chunk in range(math.ceil(len(rows) / self._chunk)):
@@ -182,4 +195,8 @@ class Epochs:
         position = position[position < len(self._rows)]
         # The last chunk is filled up with a row that is beyond its count.
         position = np.pad(position, (0, self._chunk - len(position)), mode="edge")
-        return Transitions.copy(self._dataset, self._rows[position])
+        rows = self._rows[position]
+        return self._with_episodes(Transitions.copy(self._dataset, rows), rows)
+
+    def _with_episodes(self, data: Transitions, rows: Int[np.ndarray, " n"]) -> Transitions:
+        return data.of_episodes(self._dataset, rows) if self._resample else data

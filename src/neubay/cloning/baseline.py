@@ -102,7 +102,7 @@ def train_clone(
 
 def clone_directory(dataset: Dataset, config: TrainConfig) -> Path:
     """Where the clone of these data and settings is, or will be."""
-    identity = [LAYOUT, VERSION, dataset.hash, config.model_dump()]
+    identity = [LAYOUT, VERSION, dataset.hash, config.record()]
     return kept_at("clones", dataset.name, identity)
 
 

@@ -42,8 +42,9 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     described = json.loads((directory / "run.json").read_text())
     facts = described["dataset"]["facts"]
     asked = settle(tiny(), validated(Facts, facts)).model_dump()
-    for later, usual in (("decay", False), ("termination", "auto")):
+    for later, usual in (("decay", False), ("termination", "auto"), ("resample", False)):
         assert asked["world"].pop(later) == usual  # left out, as before there was a choice
+    assert asked["rollout"].pop("simulator") is False
     assert described["config"] == asked
     assert validated(Facts, facts) == swings(get_task("pendulum")).facts
     assert described["dataset"]["hash"] == summary["dataset_hash"]

@@ -94,10 +94,13 @@ class Course:
         return stalled or self.good_enough(config) or self.epoch == self.most_epochs
 
     def good_enough(self, config: WorldConfig) -> bool:
-        """The median member's error is negligible, where it is measured in units of a step."""
+        """The median member's error is negligible, where it is measured in units of a step. Members
+        with bootstraps of their own judge policies that may differ by less: they go on."""
         median = self.history[-1].median if self.history else None
-        measured = config.unit == "change" and config.selection == "mse" and not config.decay
-        return measured and median is not None and median <= NEGLIGIBLE
+        measured = config.unit == "change" and config.selection == "mse"
+        if median is None or config.decay or config.resample:
+            return False
+        return measured and median <= NEGLIGIBLE
 
     def end_epoch(
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]

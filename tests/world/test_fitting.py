@@ -255,7 +255,6 @@ def test_stopping_and_snapshots_against_loops(
         ({"unit": "state"}, [9e-5], False),  # the published unit, and the published stop
         ({"selection": "nll"}, [-2.0], False),  # a likelihood has no such level
         ({"decay": True, "max_epochs": 9}, [9e-5], False),
-        ({"resample": True}, [9e-5], False),  # a judge compares what differs by less
     ],
 )
 def test_a_fit_ends_once_its_error_is_a_hundredth_of_a_step(

@@ -94,11 +94,10 @@ class Course:
         return stalled or self.good_enough(config) or self.epoch == self.most_epochs
 
     def good_enough(self, config: WorldConfig) -> bool:
-        """The median member's error is negligible, where it is measured in units of a step. Members
-        with bootstraps of their own judge policies that may differ by less: they go on."""
+        """The median member's error is negligible, where it is measured in units of a step."""
         median = self.history[-1].median if self.history else None
         measured = config.unit == "change" and config.selection == "mse"
-        if median is None or config.decay or config.resample:
+        if median is None or config.decay:
             return False
         return measured and median <= NEGLIGIBLE
 

@@ -18,7 +18,7 @@ from neubay.errors import TaskError
 from neubay.runs.provenance import provenance
 from neubay.tasks.simulator import Simulator
 from neubay.world import FittedWorld, World, fit_scaler
-from neubay.world.model import Member
+from neubay.world.model import Member, Scaler
 from neubay.world.training import member_sizes
 
 CHECKED = 200
@@ -57,8 +57,8 @@ def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedW
         raise TaskError(
             f"task '{task.name}': the data has terminal states and no rule is known that tells them"
         )
-    simulator = Simulator(task)
-    off = _median_error(simulator, dataset)
+    simulator, scaler = Simulator(task), fit_scaler(dataset, "change")
+    off = _median_error(simulator, dataset, scaler)
     if not off <= FARTHEST:
         raise TaskError(
             f"{dataset.name}: {task.env_name} does not repeat what was recorded: a step is off by "
@@ -67,7 +67,6 @@ def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedW
     blank = config.model_copy(update={"width": 1, "depth": 1})
     keys = jax.random.split(jax.random.key(0), config.members)
     members = jax.vmap(lambda key: Member(*member_sizes(task), blank, key=key))(keys)
-    scaler = fit_scaler(dataset, "change")
     world = Simulated(members, scaler, task.reward_only, config.quantifier, simulator=simulator)
     nothing = np.zeros(1, np.float32)
     return FittedWorld(
@@ -76,13 +75,12 @@ def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedW
     )  # fmt: skip
 
 
-def _median_error(simulator: Simulator, dataset: Dataset) -> float:
+def _median_error(simulator: Simulator, dataset: Dataset, scaler: Scaler) -> float:
     """How far the simulator is off in recorded steps, in units of what a step changes."""
     known = dataset.world_rows
     rows = known[np.unique(np.linspace(0, len(known) - 1, CHECKED).astype(np.int64))]
     here, after = dataset.take(rows), np.asarray(dataset.take(rows + 1).state)
     state, reward = simulator.step(np.asarray(here.state), np.asarray(here.action))
-    scaler = fit_scaler(dataset, "change")
     errors = np.concatenate(
         [
             (state - after) / np.asarray(scaler.change_unit),

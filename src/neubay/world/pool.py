@@ -97,9 +97,7 @@ class Course:
         """The median member's error is negligible, where it is measured in units of a step."""
         median = self.history[-1].median if self.history else None
         measured = config.unit == "change" and config.selection == "mse"
-        if median is None or config.decay:
-            return False
-        return measured and median <= NEGLIGIBLE
+        return measured and not config.decay and median is not None and median <= NEGLIGIBLE
 
     def end_epoch(
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]

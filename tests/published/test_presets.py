@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -203,36 +203,52 @@ def structure(name: str) -> tuple[int, int, AgentConfig]:
     return task.state_size, task.actions.size, shared
 
 
-STRUCTURES: dict[tuple[int, int, AgentConfig], list[str]] = {}
+STRUCTURES: dict[tuple[int, int, AgentConfig], str] = {}
 for _name in SETTINGS:
-    STRUCTURES.setdefault(structure(_name), []).append(_name)
+    STRUCTURES.setdefault(structure(_name), _name)
+RATES = sorted({settings[:2] for settings in SETTINGS.values()})
+SMALL = {"width": 8, "memory_size": 4, "heads": 2}
+
+
+@pytest.fixture
+def numbers_as_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of optimisers cannot hold settings that are arguments of a compiled program."""
+    monkeypatch.setattr(redq, "network_optimiser", redq.network_optimiser.__wrapped__)
+    monkeypatch.setattr(redq, "alpha_optimiser", redq.alpha_optimiser.__wrapped__)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # of seven settings, on a machine that is busy with other things
-@pytest.mark.parametrize("names", STRUCTURES.values(), ids=lambda names: names[0])
-def test_gradient_steps_at_the_published_size(
-    names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All 33 datasets: sizes, tape, clipping, entropy and all other settings as published, on data
-    of the right shape. A program is compiled once per structure, of which there are 8: eta_phi and
-    kappa, the two settings that differ within one, are its arguments here rather than constants.
-    Datasets that agree in these too would take the very same steps, which are taken once. The first
-    of a structure takes several, and the others one: they differ in these two numbers alone."""
-    # The cache of optimisers cannot hold settings that are arguments.
-    monkeypatch.setattr(redq, "network_optimiser", redq.network_optimiser.__wrapped__)
-    monkeypatch.setattr(redq, "alpha_optimiser", redq.alpha_optimiser.__wrapped__)
-    task, config = task_of(names[0]), paper_config(names[0])
-    agent = agents.make(
-        task.state_size, task.actions.size, task.actions.kind, structure(names[0])[2]
-    )
-    tapes = made_up_tapes(task, batch_shape(task, config).rows)
+@pytest.mark.timeout(900)  # on a machine that is busy with other things
+@pytest.mark.usefixtures("numbers_as_arguments")
+@pytest.mark.parametrize("name", STRUCTURES.values())
+def test_gradient_steps_at_the_published_size(name: str) -> None:
+    """Of all 33 datasets: sizes, tape, clipping, entropy and all other settings as published, on
+    data of the right shape. There are 8 structures; within one, datasets differ in eta_phi and
+    kappa alone, of which the next test has all."""
+    task, config = task_of(name), paper_config(name)
+    agent = agents.make(task.state_size, task.actions.size, task.actions.kind, structure(name)[2])
+    check_steps(agent, made_up_tapes(task, batch_shape(task, config).rows), [SETTINGS[name][:2]])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("numbers_as_arguments")
+def test_every_published_rate_and_kappa_in_small_networks() -> None:
+    """All pairs of the 33 datasets. How far a rate moves a weight is no matter of the network's
+    size, so one small program that has them as arguments shows it."""
+    task = task_of("halfcheetah-random-v2")
+    config = structure("halfcheetah-random-v2")[2].model_copy(update=SMALL)
+    agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config)
+    assert len(RATES) > 12
+    check_steps(agent, made_up_tapes(task, 64), RATES)
+
+
+def check_steps(agent: Any, tapes: Tape, rates: Sequence[tuple[float, float]]) -> None:
+    """Gradient steps from the same beginning with each pair of eta_phi and kappa."""
     take_step, before = compiled_step(agent), agent.init(jax.random.key(0))
-    for eta_phi, kappa in dict.fromkeys(SETTINGS[name][:2] for name in names):
+    for eta_phi, kappa in rates:
         numbers = {"encoder_lr": eta_phi, "kappa": kappa}
         after = before
-        steps = STEPS if (eta_phi, kappa) == SETTINGS[names[0]][:2] else 1
-        for step in range(steps):
+        for step in range(STEPS):
             tape = jax.tree.map(lambda leaf, step=step: leaf[step], tapes)
             after, metrics = take_step(numbers, after, tape)
             assert all(np.isfinite(value) for value in metrics.values())
@@ -240,12 +256,12 @@ def test_gradient_steps_at_the_published_size(
             used = float(metrics["rows_real"] + metrics["rows_imagined"])
             assert used == transitions(tapes)[step]
         counts = optax.tree.get_all_with_path(after.actor_optimiser, "count")
-        assert counts and {int(count) for _, count in counts} == {steps}
+        assert counts and {int(count) for _, count in counts} == {STEPS}
         # Adam moves a weight by about its learning rate: both rates are where they belong.
         for network in ("actor", "critic"):
             old, new = getattr(before, network), getattr(after, network)
-            assert 0.3 < largest_move(old.encoder, new.encoder) / (steps * eta_phi) < 3.2
-            assert 0.3 < largest_move(old.head, new.head) / (steps * 1e-4) < 3.2
+            assert 0.3 < largest_move(old.encoder, new.encoder) / (STEPS * eta_phi) < 3.2
+            assert 0.3 < largest_move(old.head, new.head) / (STEPS * 1e-4) < 3.2
         tuned = float(after.log_alpha) != float(before.log_alpha)
         assert tuned == agent.config.tune_alpha
         assert float(before.log_alpha) == pytest.approx(math.log(agent.config.alpha))

@@ -108,10 +108,26 @@ def test_what_the_judge_is_off_on_the_log_is_taken_off_every_gain() -> None:
         return decide([clone, made("policy", value)], DATA, sanity)
 
     assert decided(104.0).word == "keep"
-    assert "5.0 by which the judge is off on the log is taken off" in decided(104.0).reasons[-2]
+    assert "5.0 by which the judge is off on the data is taken off" in decided(104.0).reasons[-2]
     found = decided(106.0)
     assert (found.word, found.chosen) == ("deploy", "policy")
     assert "gain over the data is at least 1.0" in found.reasons[-1]
+
+
+def test_what_the_judge_may_promise_to_the_datas_behaviour_is_taken_off_every_gain() -> None:
+    """Two members that make 60 and 160 of behaviour that earned 100 do not know it well. They agree
+    on 150 of a policy; but what one of them flatters, both may."""
+
+    def decided(value: float) -> Verdict:
+        clone, steps = made("clone", 90.0, clone=True), np.full((2, 3), 100)
+        samples = np.repeat([[60.0], [160.0]], 3, axis=1)
+        likeness = Judged("clone", Rollouts(samples, samples, steps, steps < 0, steps))
+        sanity = Sanity.of(likeness, DATA, clone=clone)
+        assert sanity.reproduced and sanity.margin == pytest.approx(55.0)  # the 95 % quantile
+        return decide([clone, made("policy", value)], DATA, sanity)
+
+    assert decided(150.0).word == "keep"
+    assert decided(160.0).word == "deploy"
 
 
 @pytest.mark.parametrize("excerpts", [None, replayed([0.0, 20.0], [-20.0, 40.0])])

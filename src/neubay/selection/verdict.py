@@ -3,7 +3,8 @@
 Ranking is by `estimate`. `lower` and `upper` are the 5 and 95 % quantiles over members of the mean
 return, `lower` of the floor. A gain is paired over starts, members and keys: its lower end is the
 5 % quantile over members of the floor less what the data earned, or the clone's floor, there, and
-less what the judge itself is off where it can be checked, on excerpts of the log.
+less what the judge itself is off where it can be checked: on excerpts of the log, and in what it
+promises to the data's own behaviour.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ reproduce them; at least `NOT_WORSE` of the return."""
 EXCERPT_ERROR, EXCERPT_ENDS = 0.5, 0.05
 """How well the log's excerpts must be reproduced: single returns to half of their std or
 `NOT_WORSE` of their mean, and the share that ends. What the mean is off is no objection: it is
-taken off every gain."""
+taken off every gain (`Sanity.margin`)."""
 
 Word = Literal["deploy", "copy", "keep"]
 
@@ -138,9 +139,8 @@ class Sanity:
     clone: Judged | None = None
     """Without its spread."""
     excerpts: Excerpts | None = None
-    margin: float = 0.0
-    """What the judge is off on excerpts, drawn out to the length of the episodes that are judged;
-    a gain must be larger."""
+    drift: float = 0.0
+    """What the judge is off on excerpts, drawn out to the length of the judged episodes."""
 
     @classmethod
     def of(
@@ -157,10 +157,16 @@ class Sanity:
         mean = float(data_returns.mean())
         tolerance = max(SPREAD * float(data_returns.std()), NOT_WORSE * abs(mean))
         excerpts = None if reproduced is None else Excerpts.of(reproduced)
-        margin = 0.0 if excerpts is None else excerpts.bias * steps
+        drift = 0.0 if excerpts is None else excerpts.bias * steps
         lower = float(np.quantile(imitated.rollouts.estimate.mean(axis=1), LOW))
         told = imitated.estimate, lower, imitated.upper
-        return cls(*told, mean, tolerance, clone, excerpts, margin)
+        return cls(*told, mean, tolerance, clone, excerpts, drift)
+
+    @property
+    def margin(self) -> float:
+        """What the judge may be off where the truth is known; a gain must be larger. What a member
+        promises to the data's own behaviour beyond what that earned, it may promise to others."""
+        return max(self.drift, self.upper - self.data)
 
     @property
     def flatters(self) -> bool:
@@ -197,6 +203,7 @@ class Sanity:
             "upper": self.upper,
             "tolerance": self.tolerance,
             "same_without_spread": self.same_without_spread,
+            "drift": self.drift,
             "margin": self.margin,
             "reproduced": self.reproduced,
             "excerpts": None
@@ -289,7 +296,7 @@ def decide(
         else f"No candidate is surely better than cloning, which has {_number(clone.estimate)}."
     )
     copied = f"Cloning the data gets {_number(clone.estimate)}"
-    enough, sure = data - NOT_WORSE * abs(data), clone.floor - sanity.margin
+    enough, sure = data - NOT_WORSE * abs(data), clone.floor - sanity.drift
     if sure >= enough:
         reasons.append(
             f"{copied}, not worse than the data's {_number(data)} by more than {NOT_WORSE:.0%}."
@@ -305,7 +312,7 @@ def _told(judged: Judged, gains: Gains, margin: float) -> str:
     over_data, over_clone = gains
     assert over_clone is not None
     cut = float(judged.rollouts.cut.mean())
-    off = f" ({_number(margin)} by which the judge is off on the log is taken off both)"
+    off = f" ({_number(margin)} by which the judge is off on the data is taken off both)"
     decides = any(gain <= 0 < gain + margin for gain in (over_data, over_clone))
     return (
         f"{judged.name} is estimated at {_interval(judged)}; its gain over the data is at least "

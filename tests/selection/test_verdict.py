@@ -114,6 +114,21 @@ def test_what_the_judge_is_off_on_the_log_is_taken_off_every_gain() -> None:
     assert "gain over the data is at least 1.0" in found.reasons[-1]
 
 
+def test_a_judge_that_is_right_in_the_mean_alone_must_see_a_gain_above_its_errors() -> None:
+    """Off by +10 and -10 in ten steps, it is right in the mean by chance: a gain in a hundred steps
+    must be above 100. One that is off by +-1 has nothing taken off."""
+
+    def decided(error: float, value: float) -> Verdict:
+        clone = made("clone", 96.0, clone=True)
+        off = replayed([0.0, 0.0, 20.0, 20.0], [-error, error, 20 - error, 20 + error])
+        sanity = Sanity.of(clone, DATA, off, clone=clone, steps=100.0)
+        assert sanity.drift == 0 and sanity.reproduced
+        return decide([clone, made("policy", value)], DATA, sanity)
+
+    assert decided(10.0, 150.0).word == "copy" and decided(10.0, 201.0).word == "deploy"
+    assert decided(1.0, 101.0).word == "deploy"
+
+
 def test_what_the_judge_may_promise_to_the_datas_behaviour_is_taken_off_every_gain() -> None:
     """Two members that make 60 and 160 of behaviour that earned 100 do not know it well. They agree
     on 150 of a policy; but what one of them flatters, both may."""

@@ -26,8 +26,8 @@ reproduce them; at least `NOT_WORSE` of the return."""
 
 EXCERPT_ERROR, EXCERPT_ENDS = 0.5, 0.05
 """How well the log's excerpts must be reproduced: single returns to half of their std or
-`NOT_WORSE` of their mean, and the share that ends. What the mean is off is no objection: it is
-taken off every gain (`Sanity.margin`)."""
+`NOT_WORSE` of their mean, and the share that ends. A judge that does not is not without a vote:
+what it is off is taken off every gain (`Sanity.margin`)."""
 
 Word = Literal["deploy", "copy", "keep"]
 
@@ -122,6 +122,12 @@ class Excerpts:
         """By how much the judge is off in one step, whichever way."""
         return abs(self.judged - self.data) / self.steps
 
+    @property
+    def doubt(self) -> float:
+        """What one step of a gain must exceed: the bias of a judge that is right about single
+        excerpts; of one that is not, and whose errors may cancel by chance, all that it is off."""
+        return self.bias if self.faithful else self.error / self.steps
+
 
 @dataclass(frozen=True)
 class Sanity:
@@ -139,8 +145,8 @@ class Sanity:
     clone: Judged | None = None
     """Without its spread."""
     excerpts: Excerpts | None = None
-    drift: float = 0.0
-    """What the judge is off on excerpts, drawn out to the length of the judged episodes."""
+    steps: float = 0.0
+    """How long the judged episodes can be, in the mean."""
 
     @classmethod
     def of(
@@ -152,21 +158,25 @@ class Sanity:
         clone: Judged | None = None,
         steps: float = 0.0,
     ) -> "Sanity":
-        """`imitated` is samples of the clone; `steps` is how long the judged episodes can be, in
-        the mean."""
+        """`imitated` is samples of the clone."""
         mean = float(data_returns.mean())
         tolerance = max(SPREAD * float(data_returns.std()), NOT_WORSE * abs(mean))
         excerpts = None if reproduced is None else Excerpts.of(reproduced)
-        drift = 0.0 if excerpts is None else excerpts.bias * steps
         lower = float(np.quantile(imitated.rollouts.estimate.mean(axis=1), LOW))
         told = imitated.estimate, lower, imitated.upper
-        return cls(*told, mean, tolerance, clone, excerpts, drift)
+        return cls(*told, mean, tolerance, clone, excerpts, steps)
+
+    @property
+    def drift(self) -> float:
+        """What the judge's mean is off on excerpts, drawn out to whole episodes."""
+        return 0.0 if self.excerpts is None else self.excerpts.bias * self.steps
 
     @property
     def margin(self) -> float:
         """What the judge may be off where the truth is known; a gain must be larger. What a member
         promises to the data's own behaviour beyond what that earned, it may promise to others."""
-        return max(self.drift, self.upper - self.data)
+        replayed = 0.0 if self.excerpts is None else self.excerpts.doubt * self.steps
+        return max(replayed, self.upper - self.data)
 
     @property
     def flatters(self) -> bool:

@@ -10,7 +10,7 @@ from helpers.small_runs import outcome, swings, tiny
 from neubay import data, experiment
 from neubay.config import VARIANTS, WorldConfig, updated
 from neubay.data.dataset import Dataset
-from neubay.errors import TaskError
+from neubay.errors import ConfigError, TaskError
 from neubay.oracle import Simulated, simulated_world
 from neubay.tasks import get_task
 
@@ -35,9 +35,19 @@ def test_its_rollouts_are_the_environments_own_and_end_bit_for_bit_the_same(
     assert promised == pytest.approx(paid, abs=400)  # from other starts; returns go to -1,900
 
 
-def test_data_of_another_system_is_refused() -> None:
+def test_data_of_another_system_is_refused_before_a_run_is_begun(tmp_path: Path) -> None:
+    config = updated(tiny(), VARIANTS["oracle"])
     with pytest.raises(TaskError, match="does not repeat what was recorded"):
-        simulated_world(swings(get_task("pendulum")), WorldConfig(), 0)
+        experiment.run(swings(get_task("pendulum")), config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_world_beside_it_is_refused(pendulum: Dataset, tmp_path: Path) -> None:
+    fitted = simulated_world(pendulum, WorldConfig(), 0)
+    config = updated(tiny(), VARIANTS["oracle"])
+    with pytest.raises(ConfigError, match="leave out one of the two"):
+        experiment.run(pendulum, config, tmp_path / "run", fitted=fitted)
+    assert not (tmp_path / "run").exists()
 
 
 def test_ends_that_no_rule_tells_are_refused(pendulum: Dataset) -> None:

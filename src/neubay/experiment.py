@@ -35,7 +35,7 @@ from neubay.data.dataset import Dataset
 from neubay.devices.together import run_together
 from neubay.errors import ConfigError, RunError
 from neubay.experience import batch_shape, rollout_rules
-from neubay.oracle import simulated_world
+from neubay.oracle import checked_simulator, simulated_world
 from neubay.policy import Policy, load_policy
 from neubay.runs import progress, rundir, tracking
 from neubay.runs.checkpoints import CHECKPOINTS, EVERY, Checkpoints
@@ -157,7 +157,8 @@ def run_all_together(
     directory and its other options. What is wrong with any of them is refused before any work."""
     for config, directory, options in runs:
         settled, about = settle(config, dataset.facts), options.get("about") or {}
-        _check_settings(dataset, settled, directory, options.get("checkpoint_seconds", EVERY))
+        every, fitted = options.get("checkpoint_seconds", EVERY), options.get("fitted")
+        _check_settings(dataset, settled, directory, every, fitted)
         rundir.begun_before(directory, _description(dataset, settled) | about)
 
     def training(
@@ -228,7 +229,7 @@ def run(
         tell: is given a sentence that the user should know.
     """
     config = settle(config, dataset.facts)
-    _check_settings(dataset, config, directory, checkpoint_seconds)
+    _check_settings(dataset, config, directory, checkpoint_seconds, fitted)
     asked = _description(dataset, config) | (about or {})
     with rundir.claimed(directory, asked) as begun, deferred_signals() as signalled:
         metrics, halt = directory / rundir.METRICS_FILE, _Halt(until, signalled)
@@ -255,7 +256,11 @@ def run(
 
 
 def _check_settings(
-    dataset: Dataset, config: TrainConfig, directory: Path, checkpoint_seconds: float
+    dataset: Dataset,
+    config: TrainConfig,
+    directory: Path,
+    checkpoint_seconds: float,
+    fitted: FittedWorld | None = None,
 ) -> None:
     """Refuse what cannot work before any work is done."""
     batch_shape(dataset.task, config)
@@ -265,7 +270,13 @@ def _check_settings(
         raise ConfigError(
             f"--checkpoint-seconds is {checkpoint_seconds}: expected a number of seconds, 0 or more"
         )
+    if config.rollout.simulator and fitted is not None:
+        raise ConfigError(
+            "--world: rollouts of --variant oracle are the simulator's; leave out one of the two"
+        )
     if not rundir.is_finished(directory):
+        if config.rollout.simulator:
+            checked_simulator(dataset)
         preflight.check_environment(dataset)
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
 

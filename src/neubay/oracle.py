@@ -18,7 +18,7 @@ from neubay.errors import TaskError
 from neubay.runs.provenance import provenance
 from neubay.tasks.simulator import Simulator
 from neubay.world import FittedWorld, World, fit_scaler
-from neubay.world.model import Member, Scaler
+from neubay.world.model import Member
 from neubay.world.training import member_sizes
 
 CHECKED = 200
@@ -50,20 +50,30 @@ class Simulated(World):
         return found
 
 
-def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedWorld:
-    """The simulator of a dataset's task as a world. It must repeat what the data recorded."""
+def checked_simulator(dataset: Dataset) -> Simulator:
+    """The simulator of a dataset's task, which must repeat what the data recorded."""
     task = dataset.task
     if task.termination is None and dataset.tape.terminated.any():
         raise TaskError(
             f"task '{task.name}': the data has terminal states and no rule is known that tells them"
         )
-    simulator, scaler = Simulator(task), fit_scaler(dataset, "change")
-    off = _median_error(simulator, dataset, scaler)
+    simulator = Simulator(task)
+    off = _median_error(simulator, dataset)
     if not off <= FARTHEST:
         raise TaskError(
             f"{dataset.name}: {task.env_name} does not repeat what was recorded: a step is off by "
             f"{off:.2g} of what steps change, in the median. It is not the simulator of this data"
         )
+    return simulator
+
+
+def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedWorld:
+    """The simulator of a dataset's task as a world."""
+    task, simulator, scaler = (
+        dataset.task,
+        checked_simulator(dataset),
+        fit_scaler(dataset, "change"),
+    )
     blank = config.model_copy(update={"width": 1, "depth": 1})
     keys = jax.random.split(jax.random.key(0), config.members)
     members = jax.vmap(lambda key: Member(*member_sizes(task), blank, key=key))(keys)
@@ -75,9 +85,9 @@ def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedW
     )  # fmt: skip
 
 
-def _median_error(simulator: Simulator, dataset: Dataset, scaler: Scaler) -> float:
+def _median_error(simulator: Simulator, dataset: Dataset) -> float:
     """How far the simulator is off in recorded steps, in units of what a step changes."""
-    known = dataset.world_rows
+    known, scaler = dataset.world_rows, fit_scaler(dataset, "change")
     rows = known[np.unique(np.linspace(0, len(known) - 1, CHECKED).astype(np.int64))]
     here, after = dataset.take(rows), np.asarray(dataset.take(rows + 1).state)
     state, reward = simulator.step(np.asarray(here.state), np.asarray(here.action))

@@ -199,13 +199,17 @@ class Dataset:
     def __len__(self) -> int:
         return self.transitions
 
+    def episode_of(self, rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Which episode each row belongs to."""
+        return np.searchsorted(self.bounds[0], rows, side="right") - 1
+
     @cached_property
     def lifetimes(self) -> Int[np.ndarray, " episodes"]:
         """Steps of every episode up to and including its first terminal one: the whole episode,
         but where the logged run went on after a terminal (AntMaze)."""
         first, length = self.bounds
         terminal = np.flatnonzero(self.tape.terminated)
-        episode = np.searchsorted(first, terminal, side="right") - 1
+        episode = self.episode_of(terminal)
         ended, earliest = np.unique(episode, return_index=True)
         lifetimes = length.copy()
         lifetimes[ended] = terminal[earliest] - first[ended] + 1
@@ -263,7 +267,7 @@ class Dataset:
         returns = np.zeros(len(first))
         for begin, piece in self.pieces():
             rows = np.arange(begin, begin + len(piece.reward))
-            episode = np.searchsorted(first, rows, side="right") - 1
+            episode = self.episode_of(rows)
             raw = np.asarray(piece.reward, dtype=np.float64) - self.task.reward_shift
             raw[rows >= beyond[episode]] = 0
             returns[episode[0] : episode[-1] + 1] += np.bincount(episode - episode[0], raw)

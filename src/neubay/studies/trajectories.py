@@ -193,8 +193,7 @@ def largest_by_episode(
 ) -> Float[np.ndarray, " episodes"]:
     """The largest e within each episode of a dataset, of those with rows that are looked at."""
     rows = some_rows(dataset)
-    episode = np.searchsorted(dataset.bounds[0], rows, side="right") - 1
-    first = np.flatnonzero(np.diff(episode, prepend=-1))
+    first = np.flatnonzero(np.diff(dataset.episode_of(rows), prepend=-1))
     return np.maximum.reduceat(row_errors(of, unit, dataset, rows), first)
 
 

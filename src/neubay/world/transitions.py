@@ -46,8 +46,7 @@ class Transitions(NamedTuple):
 
     def of_episodes(self, dataset: Dataset, rows: Int[np.ndarray, " n"]) -> "Transitions":
         """The same with the episodes of the rows that they are."""
-        episode = np.searchsorted(dataset.bounds[0], rows, side="right") - 1
-        return self._replace(episode=jnp.asarray(episode.astype(np.int32)))
+        return self._replace(episode=jnp.asarray(dataset.episode_of(rows).astype(np.int32)))
 
 
 class Batch(NamedTuple):

@@ -14,6 +14,7 @@ TASKS = (
     "d4rl/walker2d",
     "neorl/halfcheetah",
     "neorl2/safetyhalfcheetah",
+    "antmaze/umaze",
     "pendulum",
     "cartpole",
 )
@@ -52,10 +53,7 @@ def test_what_is_not_finite_is_left_alone() -> None:
     assert np.isfinite(after[0]).all() and np.isnan(after[1, 0]) and reward[1] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("antmaze/umaze", "draws a goal"), ("bandit", "cannot be read off")],
-)
-def test_where_a_state_cannot_be_set_that_is_said(name: str, why: str) -> None:
-    with pytest.raises(TaskError, match=why):
+@pytest.mark.parametrize("name", ["adroit/door", "bandit"])
+def test_where_a_state_cannot_be_set_that_is_said(name: str) -> None:
+    with pytest.raises(TaskError, match="cannot be read off"):
         Simulator(get_task(name))

@@ -91,7 +91,7 @@ def made(name: str, value: float, floor: float | None = None, *, clone: bool = F
 def replayed(recorded: list[float], judged: list[float]) -> Reproduced:
     """Excerpts of ten steps in a judge of one member, none of which ends."""
     goes_on = np.zeros(len(recorded), bool)
-    return Reproduced(np.asarray(recorded), np.asarray([judged]), goes_on, goes_on[None], 10)
+    return Reproduced(np.asarray(recorded), np.asarray([judged]), goes_on, goes_on[None], 10.0)
 
 
 DATA = np.array([90.0, 100.0, 110.0])

@@ -90,7 +90,7 @@ class Reproduced(NamedTuple):
     judged: Float[np.ndarray, "members excerpts"]
     recorded_ended: Bool[np.ndarray, " excerpts"]
     judged_ended: Bool[np.ndarray, "members excerpts"]
-    steps: int  # of each, unless it ends before
+    steps: float  # of one in the mean, as the judge replays it
 
 
 class Sums(NamedTuple):
@@ -257,8 +257,9 @@ class Trial:
         raw = sums.before + sums.after - self.record.reward_shift * sums.time
         shape = (members, count)
         ended = (sums.time < steps).reshape(shape)
+        taken = float(sums.time.mean())
         return Reproduced(
-            record.excerpt_return, raw.reshape(shape), record.excerpt_ended, ended, steps
+            record.excerpt_return, raw.reshape(shape), record.excerpt_ended, ended, taken
         )
 
     def _roll_on_device(self, policy: HistoryPolicy) -> Sums:

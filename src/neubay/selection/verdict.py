@@ -87,8 +87,8 @@ class Excerpts:
     """Recorded actions from recorded states, as the judge replays them and as the log has them."""
 
     count: int
-    steps: int
-    """Of each, unless it ends before."""
+    steps: float
+    """Of one in the mean: some end before the others."""
     data: float
     judged: float
     spread: float

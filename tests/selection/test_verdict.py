@@ -129,6 +129,22 @@ def test_a_judge_that_is_right_in_the_mean_alone_must_see_a_gain_above_its_error
     assert decided(1.0, 101.0).word == "deploy"
 
 
+def test_a_clone_is_not_copied_for_what_the_judge_promises_to_all() -> None:
+    """Of behaviour that earned 100 the members make 60 and 200, and of the clone 110: less the 30
+    that they promise in the mean, it is worse than the data."""
+
+    def decided(*said: float) -> Verdict:
+        clone, steps = made("clone", 110.0, clone=True), np.full((2, 3), 100)
+        samples = np.repeat(np.reshape(said, (2, 1)), 3, axis=1)
+        likeness = Judged("clone", Rollouts(samples, samples, steps, steps < 0, steps))
+        sanity = Sanity.of(likeness, DATA, clone=clone)
+        assert sanity.reproduced
+        return decide([clone], DATA, sanity)
+
+    assert decided(60.0, 200.0).word == "keep"
+    assert decided(60.0, 150.0).word == "copy"
+
+
 def test_what_the_judge_may_promise_to_the_datas_behaviour_is_taken_off_every_gain() -> None:
     """Two members that make 60 and 160 of behaviour that earned 100 do not know it well. They agree
     on 150 of a policy; but what one of them flatters, both may."""

@@ -168,8 +168,10 @@ class Sanity:
 
     @property
     def drift(self) -> float:
-        """What the judge's mean is off on excerpts, drawn out to whole episodes."""
-        return 0.0 if self.excerpts is None else self.excerpts.bias * self.steps
+        """What the judge is off in the mean: on excerpts, drawn out to whole episodes, or by what
+        it promises to the data's own behaviour. It is taken off the clone."""
+        replayed = 0.0 if self.excerpts is None else self.excerpts.bias * self.steps
+        return max(replayed, self.estimate - self.data)
 
     @property
     def margin(self) -> float:

@@ -20,6 +20,7 @@ def pendulum() -> Dataset:
     return data.load("pendulum")
 
 
+@pytest.mark.slow
 def test_its_rollouts_are_the_environments_own_and_end_bit_for_bit_the_same(
     pendulum: Dataset, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ TASKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_it_continues_from_any_recorded_state_as_the_environment_did(name: str) -> None:
     task = get_task(name)

@@ -11,7 +11,7 @@ from neubay import data, experiment
 from neubay.config import VARIANTS, WorldConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, TaskError
-from neubay.oracle import Simulated, simulated_world
+from neubay.oracle import Simulated, check_simulator, simulated_world
 from neubay.tasks import get_task
 
 
@@ -64,4 +64,4 @@ def test_ends_that_no_rule_tells_are_refused(pendulum: Dataset) -> None:
         task=get_task("pendulum"),
     )
     with pytest.raises(TaskError, match="no rule is known"):
-        simulated_world(cut, WorldConfig(), 0)
+        check_simulator(cut)

@@ -35,7 +35,7 @@ from neubay.data.dataset import Dataset
 from neubay.devices.together import run_together
 from neubay.errors import ConfigError, RunError
 from neubay.experience import batch_shape, rollout_rules
-from neubay.oracle import checked_simulator, simulated_world
+from neubay.oracle import check_simulator, simulated_world
 from neubay.policy import Policy, load_policy
 from neubay.runs import progress, rundir, tracking
 from neubay.runs.checkpoints import CHECKPOINTS, EVERY, Checkpoints
@@ -260,7 +260,7 @@ def _check_settings(
     config: TrainConfig,
     directory: Path,
     checkpoint_seconds: float,
-    fitted: FittedWorld | None = None,
+    fitted: FittedWorld | None,
 ) -> None:
     """Refuse what cannot work before any work is done."""
     batch_shape(dataset.task, config)
@@ -276,7 +276,7 @@ def _check_settings(
         )
     if not rundir.is_finished(directory):
         if config.rollout.simulator:
-            checked_simulator(dataset)
+            check_simulator(dataset)
         preflight.check_environment(dataset)
         preflight.check_memory(dataset, config, begun=rundir.is_run(directory))
 

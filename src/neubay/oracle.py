@@ -50,34 +50,30 @@ class Simulated(World):
         return found
 
 
-def checked_simulator(dataset: Dataset) -> Simulator:
-    """The simulator of a dataset's task, which must repeat what the data recorded."""
+def check_simulator(dataset: Dataset) -> None:
+    """Refuse data whose task has no simulator that repeats what was recorded."""
     task = dataset.task
     if task.termination is None and dataset.tape.terminated.any():
         raise TaskError(
             f"task '{task.name}': the data has terminal states and no rule is known that tells them"
         )
-    simulator = Simulator(task)
-    off = _median_error(simulator, dataset)
+    off = _median_error(Simulator(task), dataset)
     if not off <= FARTHEST:
         raise TaskError(
             f"{dataset.name}: {task.env_name} does not repeat what was recorded: a step is off by "
             f"{off:.2g} of what steps change, in the median. It is not the simulator of this data"
         )
-    return simulator
 
 
 def simulated_world(dataset: Dataset, config: WorldConfig, seed: int) -> FittedWorld:
-    """The simulator of a dataset's task as a world."""
-    task, simulator, scaler = (
-        dataset.task,
-        checked_simulator(dataset),
-        fit_scaler(dataset, "change"),
-    )
+    """The simulator of a dataset's task as a world; `check_simulator` tells whether it is one."""
+    task, scaler = dataset.task, fit_scaler(dataset, "change")
     blank = config.model_copy(update={"width": 1, "depth": 1})
     keys = jax.random.split(jax.random.key(0), config.members)
     members = jax.vmap(lambda key: Member(*member_sizes(task), blank, key=key))(keys)
-    world = Simulated(members, scaler, task.reward_only, config.quantifier, simulator=simulator)
+    world = Simulated(
+        members, scaler, task.reward_only, config.quantifier, simulator=Simulator(task)
+    )
     nothing = np.zeros(1, np.float32)
     return FittedWorld(
         world, nothing, np.zeros(1, int), nothing, [], 0.0, config, seed,

@@ -188,7 +188,7 @@ def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
     clone = made("clone", 300.0, 60.0, clone=True)
     found = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA))
     assert found.vote and found.word == "keep"
-    assert "60.0 less what is unsure and what the judge is off" in found.reasons[-1]
+    assert "60.0 without what is unsure and what the judge is off" in found.reasons[-1]
 
 
 def test_what_a_clone_is_promised_out_of_sight_does_not_stand_in_the_way() -> None:

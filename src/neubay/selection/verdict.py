@@ -315,7 +315,7 @@ def decide(
         )
         return Verdict("copy", clone.name, reasons)
     if clone.estimate >= enough:
-        copied += f", and {_number(sure)} less what is unsure and what the judge is off"
+        copied += f", and {_number(sure)} without what is unsure and what the judge is off"
     reasons.append(f"{copied}, worse than the data's {_number(data)}: keep your controller.")
     return Verdict("keep", best.name, reasons)
 

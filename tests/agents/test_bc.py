@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.optimisers import steps_made
+from helpers.optimisers import copy_of, steps_made
 from neubay import agents
 from neubay.agents.bc import Agent, AgentState, DiscreteAgent
 from neubay.agents.networks import read
@@ -87,7 +87,7 @@ def test_imagined_rows_teach_nothing(learned: tuple) -> None:
 
 def test_the_actors_rate_falls_to_zero(learned: tuple) -> None:
     agent, state = learned  # at its last step
-    kept = jax.tree.map(jnp.copy, state)
+    kept = copy_of(state)
     after, _ = agent.update(kept, tapes(1))
     for a, b in zip(*map(jax.tree.leaves, (state.actor, after.actor)), strict=True):
         np.testing.assert_array_equal(a, b)

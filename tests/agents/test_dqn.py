@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.optimisers import with_rates_at
+from helpers.optimisers import copy_of, with_rates_at
 from neubay.agents import dqn
 from neubay.config import AgentConfig
 from neubay.imagination import HistoryPolicy
@@ -72,7 +72,7 @@ def test_the_loss_is_its_slow_restatement(penalised: bool) -> None:
         losses[bool(tape.real[t])].append(huber)
     expected = 0.3 * np.mean(losses[True]) + 0.7 * np.mean(losses[False])
     tapes = jax.tree.map(lambda leaf: leaf[None], tape)
-    after, metrics = AGENT.update(jax.tree.map(jnp.copy, state), tapes)
+    after, metrics = AGENT.update(copy_of(state), tapes)
     assert metrics["critic_loss"] == pytest.approx(expected, rel=1e-5)
     assert metrics["rows_real"] == len(losses[True]) and after.step == 1
 

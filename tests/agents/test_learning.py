@@ -5,10 +5,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from helpers.optimisers import steps_made
-from neubay.agents.learning import alpha_optimiser, descend, init_optimiser, network_optimiser
+from neubay.agents.learning import (
+    alpha_optimiser,
+    copied,
+    descend,
+    init_optimiser,
+    network_optimiser,
+    warm_optimiser,
+)
 from neubay.config import AgentConfig
 
 STEPS = 12
@@ -81,6 +89,39 @@ def test_the_optimiser_is_its_formula(decay: bool) -> None:
         for adam, leaf in zip(expected, jax.tree.leaves(found), strict=True):
             np.testing.assert_allclose(leaf, adam.values, rtol=1e-5, atol=1e-6)
     assert steps_made(state) == len(gradients())
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        network_optimiser(CONFIG, decay=False),
+        network_optimiser(CONFIG, decay=True),
+        warm_optimiser(CONFIG),
+        alpha_optimiser(CONFIG),
+    ],
+    ids=["steady", "decaying", "warm", "alpha"],
+)
+def test_an_optimiser_begins_as_it_says_itself(optimiser: optax.GradientTransformation) -> None:
+    network = random_parts(np.random.default_rng(0), 1.0)
+    ours, its_own = init_optimiser(optimiser, network), jax.jit(optimiser.init)(network)
+    assert jax.tree.structure(ours) == jax.tree.structure(its_own)
+    for found, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(its_own), strict=True):
+        assert found.aval == expected.aval
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_copy_outlives_what_it_was_copied_from() -> None:
+    network = jax.tree.map(jnp.asarray, random_parts(np.random.default_rng(0), 1.0))
+    before = jax.tree.map(np.array, network)
+    copy, overwrite = (
+        copied(network),
+        jax.jit(lambda tree: jax.tree.map(jnp.negative, tree), donate_argnums=0),
+    )
+    overwrite(network)
+    assert jax.tree.leaves(network)[0].is_deleted()
+    jax.tree.map(np.testing.assert_array_equal, copy, before)
+    overwrite(copy)
+    assert jax.tree.leaves(copy)[0].is_deleted()
 
 
 def test_alphas_optimiser_is_adam() -> None:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.interpreters import partial_eval
 from scipy import stats
 
-from helpers.optimisers import first_moments, steps_made, with_rates_at
+from helpers.optimisers import copy_of, first_moments, steps_made, with_rates_at
 from helpers.tapes import concatenate
 from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
@@ -75,7 +75,7 @@ def fresh(config: AgentConfig, seed: int = 0) -> tuple[Agent, AgentState]:
 
 def updated(agent: Agent, state: AgentState, *tapes: Tape) -> tuple[AgentState, dict]:
     """An update that leaves the state it was given to the test."""
-    kept = jax.tree.map(jnp.copy, state)
+    kept = copy_of(state)
     state, metrics = agent.update(kept, stacked(*tapes))
     return state, {name: float(value) for name, value in metrics.items()}
 

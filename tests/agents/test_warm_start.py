@@ -1,10 +1,10 @@
 """A warm start: what the data tells before anything is imagined, and nothing that lasts."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.optimisers import copy_of
 from neubay.agents import dqn, redq
 from neubay.agents.networks import read
 from neubay.config import AgentConfig
@@ -48,7 +48,7 @@ def data_with_returns(one_hot: bool) -> Tape:
 def test_the_actor_clones_and_the_critic_learns_returns() -> None:
     agent = redq.Agent(1, 1, AgentConfig(**SIZES))
     before = agent.init(jax.random.key(0))
-    fresh = jax.tree.map(jnp.copy, before.actor_optimiser)
+    fresh = copy_of(before.actor_optimiser)
     tapes = data_with_returns(one_hot=False)
     state, _ = agent.warm_update(agent.warm(before), tapes)
     state = agent.warmed(state)

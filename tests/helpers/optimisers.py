@@ -1,10 +1,19 @@
-"""Reading and setting the counters inside an optimiser's state."""
+"""Copies of an agent's state, and reading and setting the counters inside an optimiser's."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from neubay.agents.learning import copied
+from neubay.runs.files import arrays_of, filled
+
+
+def copy_of(state: Any) -> Any:
+    """An agent's state once more, its key too, as an update gives up what it is given. Without
+    a program for every shape, as `jnp.copy` needs."""
+    return filled(state, arrays_of(state))
 
 
 def steps_made(optimiser: optax.OptState) -> int:
@@ -33,7 +42,7 @@ def with_rates_at(optimiser: optax.OptState, step: int) -> optax.OptState:
     if not rates:
         return optimiser
     moved = optax.tree.set(optimiser, _of("ScaleByScheduleState"), count=jnp.int32(step))
-    return jax.tree.map(jnp.copy, moved)  # an update gives up every array, so none may be shared
+    return copied(moved)  # an update gives up every array, so none may be shared
 
 
 def _of(state: str) -> Any:

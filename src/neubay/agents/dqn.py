@@ -25,6 +25,7 @@ from neubay.agents.learning import (
     Metrics,
     RecurrentAgent,
     bootstrapped,
+    copied,
     descend,
     init_optimiser,
     mean_weights,
@@ -119,7 +120,7 @@ class Agent(RecurrentAgent):
         )
         return AgentState(
             network=network,
-            target=jax.tree.map(jnp.copy, network),  # updates may overwrite both
+            target=copied(network),
             optimiser=init_optimiser(self.optimiser, network),
             step=jnp.zeros((), jnp.int32),
         )
@@ -162,7 +163,7 @@ class Agent(RecurrentAgent):
     def warmed(self, state: AgentState) -> AgentState:
         """The state at its end: what the network has learned, and a fresh optimiser."""
         return state._replace(
-            target=jax.tree.map(jnp.copy, state.network),
+            target=copied(state.network),
             optimiser=init_optimiser(self.optimiser, state.network),
         )
 

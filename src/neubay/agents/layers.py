@@ -18,8 +18,9 @@ from neubay.tape import AnyArray
 
 
 def float32(array: np.ndarray) -> Float[Array, "*shape"]:
-    """A NumPy array on the device, in single precision."""
-    return jnp.asarray(array, jnp.float32)
+    """A NumPy array on the device, in single precision. JAX's own conversions, `jnp.asarray` among
+    them, compile a program for every shape."""
+    return jax.device_put(np.array(array, np.float32))
 
 
 @jax.custom_vjp

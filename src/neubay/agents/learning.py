@@ -77,7 +77,7 @@ class GradientHealth(NamedTuple):
     nonfinite: Float[Array, ""]  # 1 if it was not finite, else 0
 
 
-@cache  # one object for each configuration, so that `init_optimiser` compiles once
+@cache
 def network_optimiser(config: AgentConfig, *, decay: bool) -> optax.GradientTransformation:
     """Clipping and Adam, the encoder at eta_phi and the head at its own rate, each clipped by its
     own norm.
@@ -136,9 +136,16 @@ def _parts(network: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: path[0].name, network)
 
 
-@partial(jax.jit, static_argnums=0)
 def init_optimiser(optimiser: optax.GradientTransformation, network: PyTree) -> optax.OptState:
-    return optimiser.init(network)
+    """The state before the first step. All of it is zero, in each of these optimisers, which takes
+    no program to compute."""
+    state = jax.eval_shape(optimiser.init, network)
+    return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), state)
+
+
+def copied(tree: T) -> T:
+    """A copy that shares no memory, so that an update may overwrite both."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf)), tree)
 
 
 def descend(

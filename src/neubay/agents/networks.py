@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from neubay.agents.layers import LayerNorm, Linear, Standardiser, matmul
+from neubay.agents.layers import LayerNorm, Linear, Standardiser, float32, matmul
 from neubay.agents.memory import Encoder, EncoderMemory, NoMemory
 from neubay.config import AgentConfig
 from neubay.tape import AgentInput, AnyArray, Tape, agent_input, slice_rows
@@ -206,9 +206,10 @@ class Critic(Network):
             Head(features + action_size, config.width, config.head_depth, 1, rng=rng)
             for _ in range(config.heads)
         ]
-        stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *heads)
+        stacked = jax.tree.map(lambda *leaves: float32(np.stack(leaves)), *heads)
         # Values start near zero: a hundredth of the variance, no bias.
-        out = (0.1 * stacked.out.weight, jnp.zeros_like(stacked.out.bias))
+        weight, bias = np.asarray(stacked.out.weight), np.asarray(stacked.out.bias)
+        out = (float32(np.float32(0.1) * weight), float32(np.zeros_like(bias)))
         return eqx.tree_at(lambda head: (head.out.weight, head.out.bias), stacked, out)
 
 

@@ -32,6 +32,7 @@ from neubay.agents.learning import (
     RecurrentAgent,
     alpha_optimiser,
     bootstrapped,
+    copied,
     descend,
     init_optimiser,
     mean_weights,
@@ -95,12 +96,12 @@ class Agent(RecurrentAgent):
         sizes = self.state_size, self.action_size, self.config
         constants = constants or self.constants
         actor = untrained(Actor, *sizes, rng=rng, standardise=constants)
-        critic = untrained(Critic, *sizes, rng=rng, standardise=jax.tree.map(jnp.copy, constants))
+        critic = untrained(Critic, *sizes, rng=rng, standardise=copied(constants))
         log_alpha = jnp.asarray(math.log(self.config.alpha), jnp.float32)
         return AgentState(
             actor=actor,
             critic=critic,
-            target=jax.tree.map(jnp.copy, critic),  # updates may overwrite both
+            target=copied(critic),
             log_alpha=log_alpha,
             actor_optimiser=init_optimiser(self.actor_optimiser, actor),
             critic_optimiser=init_optimiser(self.critic_optimiser, critic),
@@ -164,7 +165,7 @@ class Agent(RecurrentAgent):
     def warmed(self, state: AgentState) -> AgentState:
         """The state at its end: what the networks have learned, and fresh optimisers."""
         return state._replace(
-            target=jax.tree.map(jnp.copy, state.critic),
+            target=copied(state.critic),
             actor_optimiser=init_optimiser(self.actor_optimiser, state.actor),
             critic_optimiser=init_optimiser(self.critic_optimiser, state.critic),
         )

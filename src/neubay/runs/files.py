@@ -261,7 +261,6 @@ def filled(like: Tree, arrays: Arrays) -> Tree:
     The leaves are copies: a jitted update may give up the memory of what it gets.
     """
     import jax
-    import jax.numpy as jnp
 
     wanted = dict(_named_leaves(like))
     if strays := sorted(arrays.keys() ^ wanted.keys()):
@@ -276,7 +275,7 @@ def filled(like: Tree, arrays: Arrays) -> Tree:
                 f"'{name}' is {array.dtype}{list(array.shape)}, "
                 f"expected {np.dtype(expected.dtype)}{list(expected.shape)}"
             )
-        copy = jnp.array(array)
+        copy = jax.device_put(np.array(array))  # `jnp.array` compiles a program a shape
         impl = jax.random.key_impl(leaf) if is_key else None
         leaves.append(jax.random.wrap_key_data(copy, impl=impl) if is_key else copy)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -86,7 +87,7 @@ def fit_scaler(dataset: Dataset, unit: Literal["state", "change"] = "state") -> 
     found = [*states, *actions, *rewards]
     if unit == "change":
         found.append(_mean_and_std(lambda piece: _changes(dataset, piece), rows)[1])
-    return Scaler(*(jnp.asarray(value, jnp.float32) for value in found))
+    return Scaler(*(jax.device_put(np.array(value, np.float32)) for value in found))
 
 
 def _changes(dataset: Dataset, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n s"]:

@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
         "burn_in": 4,
         "steps": 100,  # whole calls of 50: one program
         "updates_per_row": 0.2,
-        "tape": None,
+        "tape": 64,
         "buffer": 10_000,
     },
     "evaluation": {"evaluations": 2, "episodes": 3},

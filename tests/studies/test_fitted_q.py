@@ -16,6 +16,12 @@ GAMMA = 0.9
 FEW = (300, 1500)  # gradient steps
 
 
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for the few rows here."""
+    monkeypatch.setattr(fitted_q, "BATCH", 64)
+
+
 def discounted(data: Dataset, gain: float) -> float:
     """What a = -gain s_1 is paid from the data's starts, by rollouts of the true system."""
     rng = np.random.default_rng(1)

@@ -46,13 +46,16 @@ from jaxtyping import install_import_hook
 install_import_hook("neubay", "beartype.beartype")
 
 # Tracing makes hundreds of thousands of objects that stay; looking through them for garbage after
-# every 700 took a tenth of the time.
-gc.freeze()
+# every 700 took a tenth of the time. What has been imported and collected stays too.
 gc.set_threshold(50_000, 20, 20)
 
 # No deadline: the first example pays for compilation. Derandomised, so that a failure repeats.
 settings.register_profile("neubay", deadline=None, derandomize=True)
 settings.load_profile("neubay")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
@@ -152,6 +155,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    gc.freeze()  # before pytest looks through all that is left, to warn of what is ignored here
     if "PYTEST_XDIST_WORKER" in os.environ:
         session.config.workeroutput["faults"] = FAULTS  # type: ignore[attr-defined]
         return

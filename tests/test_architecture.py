@@ -68,6 +68,7 @@ def order(graph: dict[str, set[str]]) -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_through_others_not_even_inside_a_function() -> None:
     order({name: set(imports(path)) - {name} for name, path in MODULES.items()})
 

@@ -130,6 +130,7 @@ def test_info_leads_with_all_episodes(run: Run, tmp_path: Path) -> None:
     assert "Returns of all episodes, cut ones included" in out
 
 
+@pytest.mark.slow
 def test_info_of_the_builtin_dataset(run: Run) -> None:
     code, out, _ = run("data", "info", "pendulum")
     assert code == 0 and "20,000 transitions in 100 episodes" in out

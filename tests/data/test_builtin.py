@@ -37,6 +37,7 @@ def cached_file(cache: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_is_of_low_quality_but_swings_through_every_angle() -> None:
     data = pendulum()
     assert data.episodes == 100 and data.transitions == 20_000

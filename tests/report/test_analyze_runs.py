@@ -182,6 +182,7 @@ def test_the_results_page_shows_what_its_records_say(name: str, tmp_path: Path) 
     assert copy.read_bytes() == (docs / f"{name}.md").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_report_shows_what_version_0_1_condensed() -> None:
     runs = records.read_all([ROOT / "docs" / "results" / "benchmarks_0_2.json"])
     assert len(runs) == 31 and {run.status for run in runs} == {"finished"}

@@ -55,6 +55,7 @@ def test_a_grid_runs_every_point_with_every_seed_once(tmp_path: Path) -> None:
     assert all(keys <= trial.keys() for trial in content["trials"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "grid", "tpe"])
 def test_killed_after_any_look_it_resumes_to_the_same_trials(tmp_path: Path, sampler: Any) -> None:
     """One worker, so that what an adaptive sampler knows does not depend on who is first."""
@@ -184,6 +185,7 @@ def test_a_run_whose_worker_is_asked_to_stop_is_begun_again(tmp_path: Path) -> N
     assert {t[2] for t in found} == {"finished"} and set(stops.values()) == {3}
 
 
+@pytest.mark.slow
 def test_pruning_ends_most_and_keeps_the_best(tmp_path: Path) -> None:
     """16 evaluations: rungs at 1 and 4, where one in four goes on."""
     assert climbs(request(tmp_path / "s").config) == (1, 4)

@@ -67,6 +67,7 @@ def test_a_list_is_searched_as_it_is_or_refused(values: list[str]) -> None:
             parse([text], CONFIG)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.text(max_size=40))
 def test_any_text_is_a_space_or_an_error_in_words(text: str) -> None:

@@ -72,6 +72,7 @@ def test_v4_and_v5_are_two_tasks() -> None:
     assert tasks.get_task("mujoco/hopper-v5").env_name == "Hopper-v5"
 
 
+@pytest.mark.slow
 def test_importing_tasks_does_not_import_gymnasium() -> None:
     code = "import sys, neubay.tasks; sys.exit('gymnasium' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

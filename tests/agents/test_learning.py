@@ -127,9 +127,9 @@ def test_a_copy_outlives_what_it_was_copied_from() -> None:
 def test_alphas_optimiser_is_adam() -> None:
     expected, optimiser = Adam(np.float32(-1.0)), alpha_optimiser(CONFIG)
     found = jnp.float32(-1.0)
-    state = init_optimiser(optimiser, found)
+    state, step = init_optimiser(optimiser, found), jax.jit(descend, static_argnums=0)
     for gradient in (0.3, np.nan, -20.0, np.inf, 0.1):
-        found, state, _ = descend(optimiser, found, jnp.float32(gradient), state)
+        found, state, _ = step(optimiser, found, jnp.float32(gradient), state)
         expected.step(np.float64(gradient if np.isfinite(gradient) else 0), CONFIG.alpha_lr)
         assert float(found) == pytest.approx(float(expected.values), rel=1e-5)
 
@@ -138,5 +138,6 @@ def test_a_part_without_weights_is_no_hindrance() -> None:
     """As the encoder of the Markov agent."""
     network = Parts({}, {"w": jnp.ones(3)})
     optimiser = network_optimiser(CONFIG, decay=True)
-    after, _, _ = descend(optimiser, network, network, init_optimiser(optimiser, network))
+    state, step = init_optimiser(optimiser, network), jax.jit(descend, static_argnums=0)
+    after, _, _ = step(optimiser, network, network, state)
     np.testing.assert_allclose(after.head["w"], 1 - CONFIG.head_lr, rtol=1e-5)

@@ -32,6 +32,9 @@ class Quadratic(eqx.Module):
         unsure = jnp.linalg.norm(state, axis=-1) / self.known
         return WorldStep(following + self.sigma * noise, reward, unsure)
 
+    def with_noise(self, scale):
+        return eqx.tree_at(lambda world: world.sigma, self, scale * self.sigma)
+
     def truth(self, gain: np.ndarray, start: np.ndarray, steps: int) -> float:
         """E[sum of rewards] of a = -K s, the mean over starts and members, by the covariance."""
         totals = []
@@ -72,11 +75,12 @@ def logged(
     pay: float = 0.0,
     cost: float = 1.0,
     gain: float = 0.0,
+    sigma: float = 0.05,
     name: str = "logged",
     seed: int = 0,
 ) -> Dataset:
-    """Episodes of the linear-quadratic system under a = -gain s_1 + noise. They end in a terminal
-    state, or because the log was cut."""
+    """Episodes of the linear-quadratic system, whose own noise is sigma, under a = -gain s_1 +
+    noise. They end in a terminal state, or because the log was cut."""
     rng = np.random.default_rng(seed)
     system = np.array([[0.95, 0.2], [-0.1, 0.9]])
     states, actions, rewards, following = [], [], [], []
@@ -84,7 +88,7 @@ def logged(
         state = rng.normal(size=2)
         for _ in range(length):
             action = np.clip(-gain * state[1] + 0.3 * rng.normal(size=1), -1, 1)
-            after = system @ state + np.array([0.0, 0.3]) * action + 0.05 * rng.normal(size=2)
+            after = system @ state + np.array([0.0, 0.3]) * action + sigma * rng.normal(size=2)
             states.append(state)
             actions.append(action)
             rewards.append(pay - cost * ((state**2).sum() + 0.1 * (action**2).sum()))

@@ -10,7 +10,7 @@ import pytest
 from helpers.judges import Quadratic, linear_policy, logged, numbers, quadratic, trial
 from neubay.data.dataset import Dataset
 from neubay.selection import DataRecord, Trial
-from neubay.selection.protocol import FEWEST_STARTS, draw_starts
+from neubay.selection.protocol import FEWEST_STARTS, Reproduced, draw_starts
 from neubay.tasks import ContinuousActions, OfNextState, Task
 
 GAINS = ([0.0, 0.0], [0.3, 0.8], [-0.3, -0.5], [0.5, 1.5], [-0.2, -0.2])
@@ -43,6 +43,53 @@ def test_a_judge_replays_the_recorded_actions() -> None:
     other = replace(tried, record=still).reproduce()
     assert other is not None and not np.allclose(other.judged, found.judged)
     assert replace(tried, record=replace(still, excerpt_state=None)).reproduce() is None
+
+
+@pytest.mark.parametrize(
+    ("own", "said", "least", "most"),
+    [
+        (0.05, 0.05, 0.75, 1.0),  # the system's own noise is kept
+        (0.0, 0.05, 0.0, 0.0),  # what only the judge calls noise is not
+        (0.05, 0.15, 0.25, 0.5),  # and too much of it is scaled down: a third is right
+        (0.05, 0.01, 1.0, 1.0),  # never up
+    ],
+)
+def test_noise_is_scaled_to_what_the_log_leaves_for_it(
+    own: float, said: float, least: float, most: float
+) -> None:
+    data = logged(20 * [50], gain=0.5, sigma=own)
+    tried = trial(quadratic(members=6, sigma=said), data)
+    found = tried.calibrated()
+    assert least <= found.noise <= most
+    # What is rolled then is the same world with less noise, from the same starts and keys.
+    other = trial(quadratic(members=6, sigma=found.noise * said), data)
+    policy = linear_policy([0.3, 0.8])
+    np.testing.assert_allclose(found.roll(policy).estimate, other.roll(policy).estimate, rtol=1e-5)
+
+
+def test_a_forecast_is_best_with_the_spread_of_the_truth() -> None:
+    def foretold(judged: np.ndarray, recorded: np.ndarray) -> float:
+        never = np.zeros_like(recorded, bool)
+        return Reproduced(recorded, judged, never, judged < -np.inf, 25.0).crps()
+
+    # |1 - 2| and |4 - 2| in the mean, less half of |1 - 4|
+    assert foretold(np.array([[1.0], [4.0]]), np.array([2.0])) == 0.0
+    rng = np.random.default_rng(0)
+    truth, members = rng.normal(size=2000), rng.normal(size=(9, 2000))
+    scores = {spread: foretold(spread * members, truth) for spread in (0.0, 0.5, 1.0, 2.0)}
+    assert min(scores, key=scores.__getitem__) == 1.0
+    np.testing.assert_allclose(scores[1.0], 1 / np.sqrt(np.pi), rtol=0.05)  # of two normals
+
+
+def test_noise_stays_as_it_is_where_the_log_cannot_tell() -> None:
+    data = logged(8 * [40])
+    lonely = trial(quadratic(members=1), data)
+    assert lonely.calibrated() is lonely  # nobody knows how much members would disagree
+    silent = trial(quadratic(sigma=0.0), data)
+    assert silent.calibrated().noise == 1.0  # there is none to scale
+    tried = trial(quadratic(), data)
+    before = replace(tried, record=replace(tried.record, excerpt_state=None))
+    assert before.calibrated() is before  # a record of before excerpts were kept
 
 
 def test_a_reward_of_one_everywhere_beats_nothing() -> None:

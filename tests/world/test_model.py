@@ -174,8 +174,12 @@ def test_disagreement_of_equal_members_is_zero(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_is_a_draw_from_the_rollouts_own_member_in_the_datas_units() -> None:
-    world = make_world()
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_a_step_is_a_draw_from_the_rollouts_own_member_in_the_datas_units(
+    share: float | None,
+) -> None:
+    """With all of the member's noise, or with a share of it."""
+    world = make_world() if share is None else make_world().with_noise(jnp.float32(share))
     state, action = states_and_actions(7)
     member = jnp.arange(7) % MEMBERS
     keys = jax.random.split(jax.random.key(9), 7)
@@ -187,7 +191,7 @@ def test_a_step_is_a_draw_from_the_rollouts_own_member_in_the_datas_units() -> N
     for row in range(7):
         x = np.concatenate([standardised[row], actions[row]])
         mean, log_sigma = (np.asarray(leaf[0]) for leaf in predict(world.members, member[row], x))
-        draw = mean + np.exp(log_sigma) * noise[row]
+        draw = mean + (share or 1.0) * np.exp(log_sigma) * noise[row]
         expected = SCALER.state_mean + SCALER.state_std * (standardised[row] + draw[:STATES])
         np.testing.assert_allclose(step.next_state[row], expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(step.reward[row], 5.0 + 2.0 * draw[STATES], rtol=1e-4)

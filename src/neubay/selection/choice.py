@@ -137,15 +137,12 @@ def choose(
         again: judge anew what was judged before, as its rule of termination may have been another.
     """
 
-    def held(over: DataRecord) -> tuple[Trial, _Court]:
-        world, ended_by = judge.fitted.world, judge.ended_by(task)
-        trial = Trial.of(world, judge.threshold, over, task, seed=judge.seed, ended_by=ended_by)
-        return trial, _Court(trial, judge, out, known, again)
-
-    whole, whole_court = held(record)
+    whole = _trial(judge, record, task).calibrated()
+    trial = whole
     if incumbent is not None:
         record = record.only(np.asarray(incumbent))
-    trial, court = (whole, whole_court) if incumbent is None else held(record)
+        trial = _trial(judge, record, task).with_noise(whole.noise)
+    whole_court, court = (_Court(each, judge, out, known, again) for each in (whole, trial))
     judged, total = [], len(candidates) + 1
     for number, candidate in enumerate(candidates):
         progress(candidate.name, number / total)
@@ -176,14 +173,14 @@ def choose(
 def estimate(policy: Path, judge: Judge, dataset: Dataset, *, out: Path | None = None) -> float:
     """What a judge expects of one policy, under the same protocol; a later selection that is kept
     in `out` does not judge it again."""
-    trial = Trial.of(
-        judge.fitted.world,
-        judge.threshold,
-        DataRecord.of(dataset),
-        dataset.task,
-        seed=judge.seed,
-    )
+    trial = _trial(judge, DataRecord.of(dataset), dataset.task).calibrated()
     return _Court(trial, judge, out, ()).judge(Candidate(policy.stem, policy)).estimate
+
+
+def _trial(judge: Judge, record: DataRecord, task: Task) -> Trial:
+    """The starts, members and keys of a judge."""
+    world, ended_by = judge.fitted.world, judge.ended_by(task)
+    return Trial.of(world, judge.threshold, record, task, seed=judge.seed, ended_by=ended_by)
 
 
 def _objections(judge: Judge, record: DataRecord, task: Task) -> list[str]:
@@ -223,6 +220,7 @@ class _Court:
             reference["hash"],
             judge.threshold,
             judge.seed,
+            trial.noise,
             trial.record.dataset_hash,
             trial.conditions.ended_by,
             trial.episode.tolist(),
@@ -289,6 +287,7 @@ def _written(
             "horizon": record.horizon,
             "zeta": judge.zeta,
             "threshold": None if judge.zeta is None else judge.threshold,
+            "noise": trial.noise,
             "floor_level": FLOOR_LEVEL,
             "reward_range": list(record.reward_range),
             "termination": trial.conditions.ended_by,

@@ -7,6 +7,9 @@
 Unlike Algorithm 2, a rollout goes on after the cut, and what follows is a bracket. The `estimate`
 takes the world's rewards there, clipped to the data's range; the `floor` takes the least that the
 data's own windows of the remaining length grant, if that is lower. Nothing after a cut is free.
+
+What a member calls noise is in part its own error, which the members' disagreement shows already.
+So the noise is scaled to what the log leaves for it (`Trial.calibrated`).
 """
 
 from collections.abc import Callable
@@ -37,6 +40,8 @@ FEWEST_STARTS = 20
 """Start states at least, however many members there are."""
 STEPS_PER_CALL = 50
 """Steps between two looks at signals."""
+NOISE_SCALES = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Shares of the members' noise that are tried; of equally good ones, the first."""
 
 Predict = Any
 """A user's policy: a function from observations (k, s) to actions (k, a), or an object with a
@@ -60,6 +65,10 @@ class Members(Protocol):
         keys: Key[Array, " k"],
     ) -> WorldStep:
         """(s', r) ~ m_theta(s, a) and U(s, a), each rollout in its own member."""
+        ...
+
+    def with_noise(self, scale: Float[Array, ""]) -> "Members":
+        """The same members, the noise of whose steps is multiplied by this."""
         ...
 
 
@@ -91,6 +100,18 @@ class Reproduced(NamedTuple):
     recorded_ended: Bool[np.ndarray, " excerpts"]
     judged_ended: Bool[np.ndarray, "members excerpts"]
     steps: float  # of one in the mean, as the judge replays it
+
+    def crps(self) -> float:
+        """How well the members together foretell the recorded returns G: the continuous ranked
+        probability score (Gneiting and Raftery, 2007), in its form for few members,
+
+            mean_n |G_n - G| - mean over pairs of |G_n - G_m| / 2,
+
+        averaged over excerpts. Lower is better; too narrow and too wide a spread both cost."""
+        members = len(self.judged)
+        off = np.abs(self.judged - self.recorded).mean()
+        apart = np.abs(self.judged[:, None] - self.judged[None]).mean()
+        return float(off - 0.5 * apart * members / (members - 1))
 
 
 class Sums(NamedTuple):
@@ -179,6 +200,8 @@ class Trial:
     episode: Int[np.ndarray, " starts"]
     """Which episode each start is of."""
     task: Task
+    noise: float = 1.0
+    """What the members' own noise is multiplied by."""
 
     @classmethod
     def of(
@@ -218,6 +241,24 @@ class Trial:
             else jnp.asarray(np.float32(terminal + record.reward_shift)),
         )
         return cls(conditions, record, episode, task)
+
+    def with_noise(self, scale: float) -> "Trial":
+        """The same starts, members and keys; the members' noise is multiplied by this."""
+        world = self.conditions.world.with_noise(jnp.asarray(np.float32(scale)))
+        return replace(self, conditions=replace(self.conditions, world=world), noise=scale)
+
+    def calibrated(self) -> "Trial":
+        """With the share of the members' noise that foretells the log's excerpts best; all of it
+        where there are none, or a single member, whose disagreement nobody knows."""
+        if self.record.excerpt_state is None or self.conditions.world.size < 2:
+            return self
+        found = {}
+        for scale in NOISE_SCALES:
+            replayed = self.with_noise(scale).reproduce()
+            if replayed is None:
+                return self
+            found[scale] = replayed.crps()
+        return self.with_noise(min(found, key=lambda scale: found[scale]))
 
     @property
     def data_returns(self) -> Float[np.ndarray, " starts"]:

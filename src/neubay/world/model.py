@@ -14,6 +14,7 @@ A bandit's members (`Task.reward_only`) predict the reward alone and leave the s
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -281,6 +282,12 @@ class World(eqx.Module):
     quantifier: Quantifier = eqx.field(static=True)
     heads: Head | None = None
     """Each member's idea of what ends an episode, where that was learned."""
+    noise: Float[Array, ""] | None = None
+    """What the members' sigma is multiplied by when they are sampled from; none: 1."""
+
+    def with_noise(self, scale: Float[Array, ""]) -> "World":
+        """The same members, whose noise is multiplied by this."""
+        return replace(self, noise=scale)
 
     @property
     def size(self) -> int:
@@ -301,7 +308,7 @@ class World(eqx.Module):
     def select(self, member: Int[Array, " k"]) -> "World":
         """The world of these members, one for each of k rollouts that `sample` advances."""
         members, heads = jax.tree.map(lambda leaf: leaf[member], (self.members, self.heads))
-        return World(members, self.scaler, self.reward_only, self.quantifier, heads)
+        return replace(self, members=members, heads=heads)
 
     def sample(
         self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
@@ -346,6 +353,7 @@ class World(eqx.Module):
     ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
         """(s', r) drawn from standardised Gaussians over (s' - s, r)."""
         noise = jax.vmap(lambda key: jax.random.normal(key, own.mean.shape[1:]))(keys)
+        noise = noise if self.noise is None else self.noise * noise
         sample = own.mean + jnp.exp(own.log_sigma) * noise
         reward = self.scaler.reward_mean + sample[:, -1] * self.scaler.reward_std
         if self.reward_only:

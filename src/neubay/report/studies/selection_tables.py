@@ -31,7 +31,7 @@ first states of the evaluation, fitted Q evaluation at those of the data."""
 FIXED_ON = ("hopper_medium", "pendulum")
 """The datasets that the rule was fixed on."""
 REFINED_ON = (
-    *("halfcheetah_medium_replay", "neorl2_SafetyHalfCheetah_train"),
+    *("halfcheetah_medium_replay", "neorl2_SafetyHalfCheetah_train", "hopper_medium_expert"),
     *("door_human", "antmaze_umaze_diverse"),
 )
 """Those that it was refined on, after it had been tested on them; all others test it."""
@@ -141,6 +141,7 @@ def _entry(document: Entry) -> Entry:
         "dataset": document["data"]["name"],
         "data": {name: document["data"][name] for name in ("hash", "return_mean", "episodes")},
         "vote": document["protocol"]["vote"],
+        "noise": document["protocol"].get("noise", 1.0),  # all of it, before it was chosen
         "verdict": document["verdict"],
         "chosen": document["chosen"],
         **({} if fitted_q is None else {"fitted_q": rounded(fitted_q, 5)}),
@@ -195,6 +196,7 @@ def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
 def _verdicts(checked: Sequence[Checked]) -> str:
     columns: dict[str, Callable[[Checked], str]] = {
         "dataset": lambda each: each.name,
+        "noise of the judge": lambda each: f"{each.entry.get('noise', 1.0):g}",
         "the judge has a vote": lambda each: "yes" if each.entry["vote"] else "no",
         "verdict": lambda each: each.entry["verdict"],
         "deployed": lambda each: str(int(each.deployed.sum())),

@@ -41,9 +41,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 import jax
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
-install_import_hook("neubay", "beartype.beartype")
+from helpers.type_checks import check_types_of
+
+check_types_of("neubay")
 
 # Tracing makes hundreds of thousands of objects that stay; looking through them for garbage after
 # every 700 took a tenth of the time. What has been imported and collected stays too.

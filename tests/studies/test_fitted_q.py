@@ -17,9 +17,10 @@ FEW = (300, 1500)  # gradient steps
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough for the few rows here."""
     monkeypatch.setattr(fitted_q, "BATCH", 64)
+    monkeypatch.setattr(fitted_q, "WIDTH", 32)
 
 
 def discounted(data: Dataset, gain: float) -> float:

@@ -5,7 +5,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from neubay import agents
@@ -45,8 +44,8 @@ def some_policy(
     agent = agents.make(states, actions, space.kind, config)
     into = states + actions + 1
     constants = agents.Standardiser(
-        jnp.asarray(rng.normal(size=into), jnp.float32),
-        jnp.asarray(rng.uniform(0.5, 2, into), jnp.float32),
+        jax.device_put(rng.normal(size=into).astype(np.float32)),
+        jax.device_put(rng.uniform(0.5, 2, into).astype(np.float32)),
     )
     state = agent.init(jax.random.key(seed), constants if config.standardise else None)
     span = [np.full(states, -1), np.full(states, 2), np.full(actions, -1), np.full(actions, 1)]
@@ -61,7 +60,7 @@ def some_policy(
     def shaken(leaf: Any) -> Any:
         """In NumPy, as every shape would be compiled."""
         noise = rng.normal(size=leaf.shape, scale=0.2).astype(leaf.dtype)
-        return jnp.asarray(np.asarray(leaf) + noise)
+        return jax.device_put(np.asarray(leaf) + noise)
 
     arrays, static = eqx.partition(policy.mode, eqx.is_array)
     standardise = arrays.encoder.standardise

@@ -56,11 +56,12 @@ LAST_PHASES: dict[str, tuple[Any, str]] = {
 PHASES = WORLD_PHASES | AGENT_PHASES | LAST_PHASES
 RANDOM_KILLS = max(int(os.environ.get("NEUBAY_TEST_KILLS", "0")), 5)
 """At random moments, beside those of the phases; the variable only makes them more."""
-# A kill comes up to 100 steps ahead of the one before, and an evaluation is every 200 steps.
+# A kill comes up to 100 steps ahead of the one before, on a fast machine a few hundred, and the run
+# must outlive them all; an evaluation is every 200 steps.
 CONFIG = tiny(
     world={"max_epochs": 12, "patience": 12},
-    agent={"steps": 800 + 200 * (RANDOM_KILLS // 3), "updates_per_row": 0.3},
-    evaluation={"evaluations": 4 + RANDOM_KILLS // 3, "episodes": 1},
+    agent={"steps": 1400 + 200 * (RANDOM_KILLS // 3), "updates_per_row": 0.3},
+    evaluation={"evaluations": 7 + RANDOM_KILLS // 3, "episodes": 1},
 )
 
 
@@ -132,7 +133,7 @@ def planned(chance: random.Random) -> list[dict[str, Any]]:
     at_start = (RANDOM_KILLS - 1) // 3
     randomly = [kill_at_start() for _ in range(at_start)]
     in_updates = RANDOM_KILLS - 1 - at_start
-    randomly += [kill("updates", chance.uniform(0, 0.2)) for _ in range(in_updates)]
+    randomly += [kill("updates", chance.uniform(0, 0.03)) for _ in range(in_updates)]
     in_the_agent = [*map(kill, AGENT_PHASES), *randomly]
     chance.shuffle(in_the_agent)
     at_the_end = [{"phases": {phase: 1}, "delay": 0.0} for phase in LAST_PHASES]

@@ -123,3 +123,13 @@ def test_the_command_writes_the_tables_into_a_text(tmp_path: Path) -> None:
     assert selection_tables.markdown(again) in text.read_text()
     with pytest.raises(NeubayError, match=r"not a selection\.json"):
         selection_tables.condense([{"data": {}}])
+
+
+@pytest.mark.parametrize("noise", ["all", None, [1]])
+def test_a_noise_that_is_no_number_is_refused(noise: object) -> None:
+    damaged = document()
+    damaged["protocol"]["noise"] = noise
+    with pytest.raises(NeubayError, match="not a selection"):
+        selection_tables.condense([damaged])
+    (entry,) = selection_tables.condense([document()])["selections"]
+    assert entry["noise"] == 1.0  # of before it was scaled

@@ -18,6 +18,7 @@ from scipy import stats
 from neubay.errors import NeubayError
 from neubay.report.parts.numbers import rounded, shown
 from neubay.report.parts.tables import columns_markdown, text_markdown
+from neubay.runs.values import is_number
 
 BEGIN = "<!-- tables: neubay analyze selection -->"
 KEPT = (
@@ -119,6 +120,9 @@ def condense(documents: Sequence[Entry]) -> Entry:
             entries += document["selections"] if "selections" in document else [_entry(document)]
         for entry in entries:
             _ = [each["estimate"] for each in entry["candidates"]], entry["vote"], entry["verdict"]
+            # Judges had all of their noise before it was scaled.
+            if not is_number(noise := entry.setdefault("noise", 1.0)):
+                raise TypeError(f"noise {noise!r}")
     except (KeyError, TypeError) as error:
         raise NeubayError(f"not a selection.json: {type(error).__name__} {error}") from None
     return {"selections": [each for i, each in enumerate(entries) if not _again(each, entries[i:])]}
@@ -141,7 +145,7 @@ def _entry(document: Entry) -> Entry:
         "dataset": document["data"]["name"],
         "data": {name: document["data"][name] for name in ("hash", "return_mean", "episodes")},
         "vote": document["protocol"]["vote"],
-        "noise": document["protocol"].get("noise", 1.0),  # all of it, before it was chosen
+        "noise": document["protocol"].get("noise", 1.0),
         "verdict": document["verdict"],
         "chosen": document["chosen"],
         **({} if fitted_q is None else {"fitted_q": rounded(fitted_q, 5)}),
@@ -196,7 +200,7 @@ def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
 def _verdicts(checked: Sequence[Checked]) -> str:
     columns: dict[str, Callable[[Checked], str]] = {
         "dataset": lambda each: each.name,
-        "noise of the judge": lambda each: f"{each.entry.get('noise', 1.0):g}",
+        "noise of the judge": lambda each: f"{each.entry['noise']:g}",
         "the judge has a vote": lambda each: "yes" if each.entry["vote"] else "no",
         "verdict": lambda each: each.entry["verdict"],
         "deployed": lambda each: str(int(each.deployed.sum())),

@@ -47,7 +47,6 @@ class Display:
         self.steps, self.data = steps, data_return
         self.train: Row = {}
         self.evaluation: Row = {}
-        self.live: Live | None = None
 
     def __call__(self, row: Row) -> None:
         if row["kind"] == "train":
@@ -55,31 +54,28 @@ class Display:
             self.progress.update(self.bar, completed=row["step"])
         elif row["kind"] == "evaluation":
             self.evaluation = row
-        if self.live is not None:
-            self.live.update(self.render())
 
     def render(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        evaluated = self.evaluation
+        trained, evaluated = self.train, self.evaluation  # another thread draws them
         if evaluated:
             table.add_row(
                 "return",
                 f"{reached(evaluated).removeprefix('return ')}   "
                 f"(step {evaluated['step']:,}; the data: {self.data})",
             )
-        if "q_data" in self.train:
+        if "q_data" in trained:
             realised = (
                 f"   discounted return {evaluated['discounted_mean']:.1f}" if evaluated else ""
             )
-            table.add_row("Q on data", f"{self.train['q_data']:.1f}{realised}")
-        if "squared_error" in self.train:
-            table.add_row("cloning", headline(self.train))
-        if "horizon_p50" in self.train:
-            row = self.train
+            table.add_row("Q on data", f"{trained['q_data']:.1f}{realised}")
+        if "squared_error" in trained:
+            table.add_row("cloning", headline(trained))
+        if "horizon_p50" in trained:
             table.add_row(
                 "horizon",
-                f"median {row['horizon_p50']:.0f}, quartiles {row['horizon_p25']:.0f} to "
-                f"{row['horizon_p75']:.0f}, longest {row['horizon_max']:.0f}",
+                f"median {trained['horizon_p50']:.0f}, quartiles {trained['horizon_p25']:.0f} to "
+                f"{trained['horizon_p75']:.0f}, longest {trained['horizon_max']:.0f}",
             )
         return Group(self.progress, table)
 
@@ -94,8 +90,6 @@ def stages(console: Console, display: Display) -> Callable[[str, float], None]:
         if stage not in bars:
             bars[stage] = display.progress.add_task(stage, total=100)
         display.progress.update(bars[stage], completed=round(100 * share))
-        if display.live is not None:
-            display.live.update(display.render())
 
     return show
 
@@ -113,10 +107,8 @@ def stage_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
 def live_display(console: Console, display: Display) -> Iterator[Tracker]:
     """Run `display` live on a terminal; elsewhere print a line now and then."""
     if console.is_terminal:
-        with Live(display.render(), console=console, refresh_per_second=4) as live:
-            display.live = live
+        with Live(get_renderable=display.render, console=console, refresh_per_second=4):
             yield display
-            display.live = None
     else:
         yield agent_lines(told(console), display.steps)
 

@@ -98,16 +98,16 @@ def task_from_env(
     """
     from neubay.tasks import environments
 
-    facts = environments.describe(env_id)
-    if horizon is None and facts.horizon is None:
+    state_size, actions, stated = environments.describe(env_id)
+    if horizon is None and stated is None:
         raise TaskError(
             f"environment '{env_id}' states no maximum episode length; pass horizon=..."
         )
     return Task(
         name=name or env_id,
-        state_size=facts.state_size,
-        actions=action_space(facts.discrete, facts.low, facts.high),
-        horizon=horizon or facts.horizon or 1,
+        state_size=state_size,
+        actions=action_space(**actions),
+        horizon=horizon or stated or 1,
         env_id=env_id,
         termination=termination,
         reference=reference,

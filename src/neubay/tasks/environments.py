@@ -20,7 +20,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat
 
 import gymnasium
@@ -88,22 +87,10 @@ def _advice_of_robotics_silenced() -> Iterator[None]:
         print(*others, sep="\n", end="\n" if others else "", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class EnvironmentFacts:
-    """What can be read off an environment without stepping it."""
-
-    state_size: int
-    horizon: int | None
-    """T, where the environment states it."""
-    discrete: int | None = None
-    """The number of discrete actions."""
-    low: np.ndarray | None = None
-    """Of continuous actions."""
-    high: np.ndarray | None = None
-
-
-def describe(env_id: str) -> EnvironmentFacts:
-    """Sizes, action bounds and T of an environment; `TaskError` where its spaces do not fit."""
+def describe(env_id: str) -> tuple[int, dict[str, Any], int | None]:
+    """What can be read off an environment without stepping it: the size of its states, its actions
+    as `action_space` takes them, and T where it states it; `TaskError` where its spaces do not
+    fit."""
     env = make(env_id)
     try:
         states, actions, spec = env.observation_space, env.action_space, env.spec
@@ -116,9 +103,9 @@ def describe(env_id: str) -> EnvironmentFacts:
         )
     size, horizon = states.shape[0], None if spec is None else spec.max_episode_steps
     if isinstance(actions, gymnasium.spaces.Discrete) and actions.start == 0:
-        return EnvironmentFacts(size, horizon, discrete=int(actions.n))
+        return size, {"discrete": int(actions.n)}, horizon
     if isinstance(actions, gymnasium.spaces.Box) and len(actions.shape) == 1:
-        return EnvironmentFacts(size, horizon, low=actions.low, high=actions.high)
+        return size, {"low": actions.low, "high": actions.high}, horizon
     raise TaskError(
         f"environment '{env_id}': actions must be a 1-dimensional Box or Discrete from 0, "
         f"got {actions}"

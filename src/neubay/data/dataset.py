@@ -320,11 +320,7 @@ class Dataset:
         """Say which bounds of continuous actions were assumed, and what the data uses of them."""
         if not isinstance(self.task.actions, ContinuousActions):
             return
-        acts = has_successor(np.asarray(self.tape.start))  # an episode's last row has no action
-        low, high = np.inf, -np.inf
-        for begin, piece in self.pieces():
-            used = np.asarray(piece.action)[acts[begin : begin + len(piece.start)]]
-            low, high = min(low, used.min(initial=np.inf)), max(high, used.max(initial=-np.inf))
+        low, high = self.ranges.action_low.min(), self.ranges.action_high.max()
         beyond = [f"down to -1, the data stays above {low:.3g}"] if low > -0.9 else []
         beyond += [f"up to 1, the data stays below {high:.3g}"] if high < 0.9 else []
         tell(

@@ -124,7 +124,18 @@ def markdown(grid: Grid) -> str:
     return f"### {_markdown_text(grid.title)}\n\n{_pipes(lines)}\n\n{_markdown_text(grid.note)}\n"
 
 
-def columns_markdown(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> str:
+Record = Mapping[str, Any]
+"""What a study found, as it stands in its file."""
+Columns = dict[str, Callable[[Any], str]]
+"""Headings, and what stands below them in a row."""
+
+
+def sections(parts: Mapping[str, str]) -> str:
+    """Texts under their titles, in Markdown; those that are empty are left out."""
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
+
+
+def columns_markdown(columns: Columns, rows: Iterable[Any]) -> str:
     """A table from what each column says of a row, in Markdown."""
     return text_markdown(columns, ([cell(row) for cell in columns.values()] for row in rows))
 

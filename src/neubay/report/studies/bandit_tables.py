@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from neubay.report.parts.tables import text_markdown
+from neubay.report.parts.tables import sections, text_markdown
 
 Summary = dict[str, Any]
 
@@ -18,14 +18,13 @@ STAYS = 0.02  # by how much "0.5 everywhere" may be missed
 
 def tables(summaries: Sequence[Summary]) -> str:
     """All tables, each under its heading."""
+    returns = "Return per pull, with the exact optimum of that lambda in parentheses"
     parts = {
         "What must show": claims_table(summaries),
         "The ensemble": uncertainty_table(summaries),
-        "Return per pull, with the exact optimum of that lambda in parentheses": returns_table(
-            summaries
-        ),
+        returns: returns_table(summaries),
     }
-    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts.items()) + "\n"
+    return sections(parts) + "\n"
 
 
 def uncertainty_table(summaries: Sequence[Summary]) -> str:

@@ -1,17 +1,13 @@
 """Clones with and without memory: what `neubay analyze cloning` found, in tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
 
-from neubay.report.parts.tables import columns_markdown
+from neubay.report.parts.tables import Columns, Record, columns_markdown, sections
 
 BEGIN = "<!-- tables: neubay analyze cloning -->"
 SAME = 3.0
 """Points of score between which no difference is seen."""
-
-Record = Mapping[str, Any]
-Columns = dict[str, Callable[[Any], str]]
 
 
 def merged(earlier: Sequence[Record], results: Sequence[Record]) -> list[Record]:
@@ -25,9 +21,9 @@ def markdown(results: Sequence[Record]) -> str:
     """What cloning chooses, and the same if memory saw past actions."""
     usual = [result for result in results if not result["past_actions"]]
     seeing = [result for result in results if result["past_actions"]]
-    parts = [("With and without memory", usual), ("If memory saw past actions", seeing)]
-    return "\n\n".join(
-        f"### {title}\n\n{columns_markdown(_COLUMNS, found)}" for title, found in parts if found
+    parts = {"With and without memory": usual, "If memory saw past actions": seeing}
+    return sections(
+        {title: columns_markdown(_COLUMNS, found) for title, found in parts.items() if found}
     )
 
 

@@ -1,7 +1,7 @@
 """What `neubay analyze guard` found: alarms before falls, and what a fall-back changes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib import style
@@ -11,15 +11,11 @@ from matplotlib.figure import Figure
 from neubay.errors import NeubayError
 from neubay.report.parts.figures import COLOURS, STYLE, logarithmic
 from neubay.report.parts.numbers import rounded, shown
-from neubay.report.parts.tables import columns_markdown
+from neubay.report.parts.tables import Columns, Record, columns_markdown, sections
 
 BEGIN = "<!-- tables: neubay analyze guard -->"
 LEAST = 0.1
 """False alarms per 1,000 steps below which the figure does not tell."""
-
-Record = Mapping[str, Any]
-Row = tuple[Record, str, Record]
-"""A run, the name of a guard, and what it found."""
 
 
 def condense(documents: Sequence[Record]) -> dict[str, Any]:
@@ -40,13 +36,18 @@ def markdown(results: Sequence[Record]) -> str:
     """Alarms of the policies alone, then what the clone as fall-back changes."""
     rows = [(run, name, guard) for run in results for name, guard in run["guards"].items()]
     backed = [row for row in rows if row[2].get("fallback")]
-    parts = [("Alarms, the policy acting alone", columns_markdown(_ALARMS, rows))]
-    if backed:
-        parts.append(("With the clone as the fall-back", columns_markdown(_FALLBACK, backed)))
-    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+    return sections(
+        {
+            "Alarms, the policy acting alone": columns_markdown(_ALARMS, rows),
+            "With the clone as the fall-back": columns_markdown(_FALLBACK, backed)
+            if backed
+            else "",
+        }
+    )
 
 
-_ALARMS: dict[str, Callable[[Row], str]] = {
+# Of a run, the name of a guard, and what it found.
+_ALARMS: Columns = {
     "dataset": lambda row: row[0]["dataset"],
     "run": lambda row: row[0]["run"],
     "a fall is": lambda row: row[0]["falls_are"],
@@ -59,7 +60,7 @@ _ALARMS: dict[str, Callable[[Row], str]] = {
     "steps ahead (median)": lambda row: shown(row[2]["ahead"], ",.0f"),
     "false alarms per 1,000 steps": lambda row: shown(row[2]["false_per_thousand"], ",.1f"),
 }
-_FALLBACK: dict[str, Callable[[Row], str]] = {
+_FALLBACK: Columns = {
     "dataset": lambda row: row[0]["dataset"],
     "run": lambda row: row[0]["run"],
     "guard": lambda row: row[1],

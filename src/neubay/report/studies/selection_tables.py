@@ -6,7 +6,7 @@ deployed by the rule of the verdict: the judge has a vote, and the lower ends of
 above zero. It should be if it truly beats the data and the clone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ from scipy import stats
 
 from neubay.errors import NeubayError
 from neubay.report.parts.numbers import rounded, shown
-from neubay.report.parts.tables import columns_markdown, text_markdown
+from neubay.report.parts.tables import Columns, columns_markdown, text_markdown
 from neubay.runs.values import is_number
 
 BEGIN = "<!-- tables: neubay analyze selection -->"
@@ -70,11 +70,11 @@ class Checked:
         return bool(np.isfinite(self.column(way)).any())
 
     def spearman(self, way: str) -> float | None:
-        return rank_correlation(self.column(way), self.truth)
+        return _correlation(*self.ranks(way))
 
     def ranks(self, way: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
         """Ranks from 0 to 1 of that way and of the truth, of those that have both."""
-        known = np.isfinite(self.column(way))
+        known = np.isfinite(self.column(way)) & np.isfinite(self.truth)
         sides = (stats.rankdata(side[known]) for side in (self.column(way), self.truth))
         first, second = ((ranks - 0.5) / max(len(ranks), 1) for ranks in sides)
         return first, second
@@ -101,15 +101,11 @@ class Checked:
         return self.truth > max([self.entry["data"]["return_mean"], *clone])
 
 
-def rank_correlation(
-    first: Float[np.ndarray, " n"], second: Float[np.ndarray, " n"]
-) -> float | None:
-    """Spearman's, over those that have both; none below three, or where one is constant."""
-    known = np.isfinite(first) & np.isfinite(second)
-    first, second = first[known], second[known]
+def _correlation(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " n"]) -> float | None:
+    """Of ranks; none below three, or where one side is constant."""
     if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
-    return float(stats.spearmanr(first, second).statistic)
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def condense(documents: Sequence[Entry]) -> Entry:
@@ -163,13 +159,14 @@ def markdown(condensed: Entry) -> str:
     if not checked:
         raise NeubayError("no selection has two candidates that an environment measured")
     ways = [name for name in WAYS if any(each.knows(name) for each in checked)]
-    tables = [_ranking(checked, ways), _verdicts(checked), _overall(checked, ways)]
+    verdicts = columns_markdown(_VERDICTS, checked)
+    tables = [_ranking(checked, ways), verdicts, _overall(checked, ways)]
     if valued := [each for each in checked if each.entry.get("fitted_q")]:
         tables.append(columns_markdown(_FITTED_Q, valued))
     return "\n\n".join(tables)
 
 
-_FITTED_Q: dict[str, Callable[[Checked], str]] = {
+_FITTED_Q: Columns = {
     "dataset": lambda each: each.name,
     "discount": lambda each: f"{each.entry['fitted_q']['gamma']:g}",
     "fitted Q of the data's own actions": lambda each: f"{each.entry['fitted_q']['of_data']:,.0f}",
@@ -197,18 +194,16 @@ def _ranking(checked: Sequence[Checked], ways: Sequence[str]) -> str:
     return text_markdown(("dataset", "the rule was", "policies", *names), rows)
 
 
-def _verdicts(checked: Sequence[Checked]) -> str:
-    columns: dict[str, Callable[[Checked], str]] = {
-        "dataset": lambda each: each.name,
-        "noise of the judge": lambda each: f"{each.entry['noise']:g}",
-        "the judge has a vote": lambda each: "yes" if each.entry["vote"] else "no",
-        "verdict": lambda each: each.entry["verdict"],
-        "deployed": lambda each: str(int(each.deployed.sum())),
-        "of them wrongly": lambda each: str(int((each.deployed & ~each.better).sum())),
-        "truly better": lambda each: str(int(each.better.sum())),
-        "of them deployed": lambda each: str(int((each.deployed & each.better).sum())),
-    }
-    return columns_markdown(columns, checked)
+_VERDICTS: Columns = {
+    "dataset": lambda each: each.name,
+    "noise of the judge": lambda each: f"{each.entry['noise']:g}",
+    "the judge has a vote": lambda each: "yes" if each.entry["vote"] else "no",
+    "verdict": lambda each: each.entry["verdict"],
+    "deployed": lambda each: str(int(each.deployed.sum())),
+    "of them wrongly": lambda each: str(int((each.deployed & ~each.better).sum())),
+    "truly better": lambda each: str(int(each.better.sum())),
+    "of them deployed": lambda each: str(int((each.deployed & each.better).sum())),
+}
 
 
 def _overall(checked: Sequence[Checked], ways: Sequence[str]) -> str:
@@ -253,10 +248,7 @@ def pooled(checked: Sequence[Checked], way: str) -> float | None:
     """The correlation of ranks within each dataset, from 0 to 1, over the policies of all: what
     datasets differ in, units and levels, counts for nothing."""
     pairs = [each.ranks(way) for each in checked]
-    first, second = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return None
-    return float(np.corrcoef(first, second)[0, 1])
+    return _correlation(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -1,21 +1,17 @@
 """Learned ends beside known rules: what `neubay analyze termination` found, drawn and in tables."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib import style
 from matplotlib.figure import Figure
 
 from neubay.report.parts.figures import COLOURS, FAINT, STYLE, logarithmic, panel_grid
 from neubay.report.parts.numbers import percent
-from neubay.report.parts.tables import columns_markdown
+from neubay.report.parts.tables import Columns, Record, columns_markdown, sections
 
 BEGIN = "<!-- tables: neubay analyze termination -->"
 LONG = 500
 """Steps of the rollouts whose share of false ends is told."""
-
-Record = Mapping[str, Any]
-Columns = dict[str, Callable[[Any], str]]
 
 
 @style.context(STYLE)
@@ -37,11 +33,12 @@ def survival_figure(results: Sequence[Record]) -> Figure:
 def markdown(results: Sequence[Record]) -> str:
     """Held-out steps, and imagined rollouts."""
     recorded = [(result, way) for result in results for way in result["ways"]]
-    parts = [
-        ("Held-out steps", columns_markdown(_HELD_OUT, recorded)),
-        ("Imagined rollouts", columns_markdown(_IMAGINED, results)),
-    ]
-    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+    return sections(
+        {
+            "Held-out steps": columns_markdown(_HELD_OUT, recorded),
+            "Imagined rollouts": columns_markdown(_IMAGINED, results),
+        }
+    )
 
 
 _HELD_OUT: Columns = {

@@ -4,7 +4,7 @@ Drawn from the records of `neubay.studies`, as they stand in the JSON files of `
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ from neubay.report.parts.figures import (
     set_ticks,
     write_at,
 )
+from neubay.report.parts.tables import Record
 
-Record = Mapping[str, Any]
 Labels = list[tuple[str, str]]
 """Name and colour of each world."""
 

@@ -4,12 +4,18 @@ A condensed document holds the figures of many analyses without their curves and
 enough to be kept beside a text; the tables are made from it, never typed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from neubay.errors import NeubayError
 from neubay.report.parts.numbers import number, percent, shown
-from neubay.report.parts.tables import columns_markdown, text_markdown
+from neubay.report.parts.tables import (
+    Columns,
+    Record,
+    columns_markdown,
+    sections,
+    text_markdown,
+)
 
 BEGIN = "<!-- tables: neubay analyze table -->"
 
@@ -17,10 +23,6 @@ _CURVES = {
     *("steps", "data_norm", "state_error", "state_norm", "reward_bias"),
     *("point_uncertainty", "point_error", "roc_false_alarm", "roc_caught"),
 }
-
-Record = Mapping[str, Any]
-Columns = dict[str, Callable[[Any], str]]
-"""Headings, and what stands below them in a row."""
 
 
 def condense(documents: Sequence[Record]) -> dict[str, Any]:
@@ -47,30 +49,28 @@ def _without_curves(value: Any) -> Any:
 
 def markdown(condensed: Record) -> str:
     """Every table for which there are figures, each under its heading."""
-    parts = [("Worlds", _worlds(condensed["worlds"]))]
-    if condensed["compounding"]:
-        parts += [
-            ("Compounding errors", _explosions(condensed["compounding"])),
-            ("What truncation at U(ζ) would do", _safeguards(condensed["compounding"])),
-        ]
-    if condensed["calibration"]:
-        parts.append(("One step ahead", _calibrations(condensed["calibration"])))
-    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+    compounded, calibrated = condensed["compounding"], condensed["calibration"]
+    return sections(
+        {
+            "Worlds": columns_markdown(_WORLDS, condensed["worlds"]),
+            "Compounding errors": _explosions(compounded) if compounded else "",
+            "What truncation at U(ζ) would do": _safeguards(compounded) if compounded else "",
+            "One step ahead": _calibrations(calibrated) if calibrated else "",
+        }
+    )
 
 
-def _worlds(worlds: Sequence[Record]) -> str:
-    columns: Columns = {
-        "world": lambda world: world["world"],
-        "trained on": lambda world: world["trained_on"],
-        "LayerNorm": lambda world: _yes(world["layer_norm"]),
-        "members x layers x units": lambda world: (
-            f"{world['members']} of {world['pool']} x {world['depth']} x {world['width']}"
-        ),
-        "epochs": lambda world: str(world["epochs"]),
-        "validation": lambda world: number(world["validation_score"]),
-        "seconds": lambda world: f"{world['seconds']:.0f}",
-    }
-    return columns_markdown(columns, worlds)
+_WORLDS: Columns = {
+    "world": lambda world: world["world"],
+    "trained on": lambda world: world["trained_on"],
+    "LayerNorm": lambda world: _yes(world["layer_norm"]),
+    "members x layers x units": lambda world: (
+        f"{world['members']} of {world['pool']} x {world['depth']} x {world['width']}"
+    ),
+    "epochs": lambda world: str(world["epochs"]),
+    "validation": lambda world: number(world["validation_score"]),
+    "seconds": lambda world: f"{world['seconds']:.0f}",
+}
 
 
 def _explosions(results: Sequence[Record]) -> str:

@@ -70,14 +70,14 @@ def world_info(name: str, fitted: FittedWorld) -> dict[str, Any]:
 
 
 def in_blocks(
-    measure: Callable[[np.ndarray], Iterable[Any]], rows: Int[np.ndarray, " n"]
+    measure: Callable[[np.ndarray], Iterable[Any]], rows: Int[np.ndarray, " n"], size: int = _BLOCK
 ) -> list[Float[np.ndarray, "n *shape"]]:
     """What `measure` gives for rows, some at a time. Blocks are padded to one shape, so that one
     compilation serves all."""
     blocks = []
-    for begin in range(0, len(rows), _BLOCK):
-        block = rows[begin : begin + _BLOCK]
-        measured = measure(np.pad(block, (0, _BLOCK - len(block)), mode="edge"))
+    for begin in range(0, len(rows), size):
+        block = rows[begin : begin + size]
+        measured = measure(np.pad(block, (0, size - len(block)), mode="edge"))
         blocks.append([np.asarray(leaf, np.float64)[: len(block)] for leaf in measured])
     return [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
 

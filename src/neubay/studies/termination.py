@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from neubay import imagination
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
-from neubay.studies.records import Record
+from neubay.studies.records import Record, in_blocks
 from neubay.tape import AgentInput
 from neubay.world import (
     FittedWorld,
@@ -246,13 +246,9 @@ def _own_ends(
 def _by_own_head(
     heads: Head, x: Float[np.ndarray, "n d"], member: Int[np.ndarray, " n"], seed: int
 ) -> Bool[np.ndarray, " n"]:
-    key, said = jax.random.key(seed), []
-    for number, begin in enumerate(range(0, len(x), _BLOCK)):
-        part, own = x[begin : begin + _BLOCK], member[begin : begin + _BLOCK]
-        padded = np.pad(part, ((0, _BLOCK - len(part)), (0, 0)))
-        own = np.pad(own, (0, _BLOCK - len(own)))
-        ends = _own_ends(
-            heads, jnp.asarray(padded), jnp.asarray(own), jax.random.fold_in(key, number)
-        )
-        said.append(np.asarray(ends)[: len(part)])
-    return np.concatenate(said)
+    def said(rows: Int[np.ndarray, " b"]) -> tuple[Bool[Array, " b"]]:
+        key = jax.random.fold_in(jax.random.key(seed), rows[0] // _BLOCK)
+        return (_own_ends(heads, jnp.asarray(x[rows]), jnp.asarray(member[rows]), key),)
+
+    (ends,) = in_blocks(said, np.arange(len(x)), _BLOCK)
+    return ends.astype(bool)

@@ -10,7 +10,7 @@ task has a speed limit, breaking it. What lasts counts once, from its first step
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -96,9 +96,6 @@ class Alarms:
             false_per_thousand=1000 * float((alarms & calm).sum()) / steps if steps else None,
             by_chance=float(windows.mean()) if len(windows) else None,
         )
-
-    def record(self) -> dict[str, Any]:
-        return dict(self.__dict__)
 
 
 def onsets(
@@ -189,13 +186,13 @@ def guard_study(
 
     alone, guards = watched("watched"), {}
     for label, (form, limit) in GUARDS.items():
-        guards[label] = Alarms.of(alone.alarms(form, limit), alone).record()
+        guards[label] = asdict(Alarms.of(alone.alarms(form, limit), alone))
         if clone is not None:
             how = f"with the clone behind the guard: {label}"
             handed = watched(how, form, limit=limit, fallback=clone)
             guards[label]["fallback"] = _earned(handed, task)
     curve = {
-        limit: Alarms.of((alone.unsure > limit) & alone.alive, alone).record() for limit in LIMITS
+        limit: asdict(Alarms.of((alone.unsure > limit) & alone.alive, alone)) for limit in LIMITS
     }
     return {
         "run": name,

@@ -194,14 +194,10 @@ def _on_one_device(
 
 def _trackers(flags: TrainFlags, config: TrainConfig, directory: Path) -> list["Tracker"]:
     """Where rows go beside the run directory."""
-    from neubay.runs import tracking
+    from neubay.runs.tracking import beside
 
-    trackers = []
-    if flags.tensorboard:
-        trackers.append(tracking.tensorboard(directory / "tensorboard"))
-    if flags.wandb:
-        trackers.append(tracking.wandb(flags.wandb, directory.name, config.model_dump(), directory))
-    return trackers
+    settings = config.model_dump()
+    return beside(directory, settings, boards=flags.tensorboard, project=flags.wandb)
 
 
 def describe_data(dataset: "Dataset") -> str:

@@ -119,6 +119,14 @@ def wandb(project: str, name: str, config: dict[str, Any], directory: Path) -> T
     return track
 
 
+def beside(
+    directory: Path, config: dict[str, Any], *, boards: bool, project: str | None
+) -> list[Tracker]:
+    """What was asked for beside the file of a run: TensorBoard's, and a project of W&B's."""
+    trackers = [tensorboard(directory / "tensorboard")] if boards else []
+    return trackers + ([wandb(project, directory.name, config, directory)] if project else [])
+
+
 @contextmanager
 def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
     """Add the wall time of a block to that of a stage."""

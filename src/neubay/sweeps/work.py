@@ -128,11 +128,7 @@ def _run(job: Job, dataset: Dataset) -> Outcome:
         pass
     if job.until is not None and _is_at(directory, job.until):
         return Outcome("paused", _value_on_the_way(job, dataset))
-    trackers = []
-    if job.tensorboard:
-        trackers.append(tracking.tensorboard(directory / "tensorboard"))
-    if job.wandb is not None:
-        trackers.append(tracking.wandb(job.wandb, directory.name, job.config, directory))
+    trackers = tracking.beside(directory, job.config, boards=job.tensorboard, project=job.wandb)
     try:
         experiment.run(
             dataset,

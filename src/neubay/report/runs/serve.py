@@ -4,6 +4,7 @@ import ipaddress
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,15 +57,11 @@ def server(directory: Path, *, host: str, port: int, refresh: int) -> Iterator[R
 def remembered(directory: Path, refresh: int) -> Callable[[], str]:
     """A function that draws the page once for every state of the run's files."""
     lock = threading.Lock()
-    drawn: tuple[object, str] = (None, "")
+    drawn = lru_cache(maxsize=1)(lambda state: _page(directory, refresh))
 
     def render() -> str:
-        nonlocal drawn
         with lock:
-            state = _state(directory)
-            if drawn[0] != state:
-                drawn = (state, _page(directory, refresh))
-            return drawn[1]
+            return drawn(_state(directory))
 
     return render
 

@@ -122,50 +122,36 @@ class _Picked:
 
     values: np.ndarray
     rows: Int[np.ndarray, " picked"]
+    commands_of: Task | None = None
+    """Where given, the values are actions, and are read as the environment of that task takes
+    them."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.values.shape[1:])
+        task = self.commands_of
+        return (len(self.rows), *(self.values.shape[1:] if task is None else task.actions.shape))
 
     @property
     def dtype(self) -> np.dtype:
         return self.values.dtype
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return gather(self.values, self.rows[rows])
-
-
-@dataclass(frozen=True, eq=False)
-class _EnvironmentActions:
-    """The actions of a tape as the environment takes them."""
-
-    unit: _Picked
-    task: Task
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.unit.shape[0], *self.task.actions.shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.float32)
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        return self.task.from_unit(self.unit[rows]).astype(np.float32)
+        picked = gather(self.values, self.rows[rows])
+        task = self.commands_of
+        return picked if task is None else task.from_unit(picked).astype(np.float32)
 
 
 def _rows_of_tape(dataset: Dataset) -> Rows:
     """A tape as flat rows, counted over all."""
     tape, (steps, timeouts, successors) = dataset.tape, dataset.flat
 
-    def column(key: str, values: Any, rows: np.ndarray) -> Column:
-        return Column(key, _Picked(values, rows))
+    def column(key: str, values: Any, rows: np.ndarray, task: Task | None = None) -> Column:
+        return Column(key, _Picked(values, rows, task))
 
-    unit: Any = tape.action
     return Rows(
         file=dataset.source,
         states=column("states", tape.state, steps),
-        actions=Column("actions", _EnvironmentActions(_Picked(unit, steps), dataset.task)),
+        actions=column("actions", tape.action, steps, dataset.task),
         rewards=column("rewards", tape.reward, steps),
         terminals=column("terminals", tape.terminated, steps),
         timeouts=Column("timeouts", timeouts),

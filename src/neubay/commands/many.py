@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from neubay.commands.sweep_display import run_lines
 from neubay.commands.text import Console
 from neubay.config import TrainConfig
-from neubay.errors import ConfigError
 from neubay.runs.messages import duration
 
 if TYPE_CHECKING:
@@ -53,11 +52,10 @@ def run_side_by_side(
             console.print(f"{each.directory}: finished before", markup=False, soft_wrap=True)
     if not to_do:
         return 0
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: must be at least 1")
     # As many workers as were asked for, or as there are cores, and no more than runs; the cores of
     # a cluster are counted there.
-    most = jobs if address is not None else min(len(to_do), jobs or len(available()))
+    at_once = len(available()) if jobs is None else jobs
+    most = jobs if address is not None else min(len(to_do), at_once)
     dispatch = Dispatch(make_engine(engine, plan, jobs=most, address=address))
     names: dict[str, str] = {}
     for each in to_do:

@@ -120,7 +120,7 @@ class Checkpoints:
         newest_first = found(self.folder)[::-1]
         for number, path in enumerate(newest_first):
             try:
-                checkpoint = self._verified(path)
+                checkpoint = verified(path)
                 resumed = use(checkpoint)
             except Damaged as damage:
                 self.tell(f"{path}: damaged ({damage}); it is not used")
@@ -214,14 +214,16 @@ class Checkpoints:
                 whole = file.read(size).rfind(b"\n") + 1  # a row that was cut short goes too
                 file.truncate(whole)
 
-    def _verified(self, path: Path) -> Checkpoint:
-        content = unsealed(path)
-        if content["layout"] != LAYOUT:
-            raise RunError(
-                f"{path}: a checkpoint of layout {content['layout']}, this version of neubay reads "
-                f"{LAYOUT}; resume with the version that wrote it, or choose another --out"
-            )
-        return Checkpoint(path, content["note"], content["log_bytes"], sorted(content["files"]))
+
+def verified(path: Path) -> Checkpoint:
+    """A checkpoint, once each of its files is found to be as it was written; else `Damaged`."""
+    content = unsealed(path)
+    if content["layout"] != LAYOUT:
+        raise RunError(
+            f"{path}: a checkpoint of layout {content['layout']}, this version of neubay reads "
+            f"{LAYOUT}; resume with the version that wrote it, or choose another --out"
+        )
+    return Checkpoint(path, content["note"], content["log_bytes"], sorted(content["files"]))
 
 
 def _discard(path: Path) -> None:

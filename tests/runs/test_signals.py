@@ -157,7 +157,7 @@ from neubay.runs import signals
 signals.GRACE = 0.2
 with signals.deferred_signals():
     os.kill(os.getpid(), signal.SIGTERM)
-    with signals.uncut():
+    with signals.uncut:
         time.sleep(1)
         open(sys.argv[1], "w").write("whole")
     time.sleep(100)

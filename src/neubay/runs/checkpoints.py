@@ -179,7 +179,7 @@ class Checkpoints:
     def _write(self, target: Path, note: dict[str, Any], slices: Iterable[Arrays]) -> None:
         slices = list(slices)
         try:
-            with uncut(), atomic(target) as draft:
+            with uncut, atomic(target) as draft:
                 draft.mkdir()
                 for number, arrays in enumerate(slices):
                     write_arrays(draft / f"{number:04d}.npz", arrays)

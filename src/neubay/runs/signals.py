@@ -71,14 +71,8 @@ def stop_if_signalled() -> None:
         raise Stopped(_deferred[0])
 
 
-_writing = threading.Lock()
-
-
-@contextlib.contextmanager
-def uncut() -> Iterator[None]:
-    """What is written inside is written whole, also when the time that SIGTERM leaves is up."""
-    with _writing:
-        yield
+uncut = threading.Lock()
+"""What is written under it is written whole, also when the time that SIGTERM leaves is up."""
 
 
 @contextlib.contextmanager
@@ -109,7 +103,7 @@ def _end_late(signals: socket.socket, over: threading.Event) -> None:
                 return
     if over.wait(GRACE):
         return
-    with _writing:
+    with uncut:
         if over.wait(1.0):
             return
         print(

@@ -36,7 +36,7 @@ def test_a_call_into_python_is_counted() -> None:
 
 @pytest.mark.slow
 def test_parameters_are_those_of_the_published_networks() -> None:
-    found = accelerator.parameters(TASK, stages._settings(TASK, "paper"))
+    found = accelerator.parameters(*stages.setting())
     hidden = (23 + 1) * 200 + 3 * (200 + 1) * 200 + 4 * 2 * 200  # with LayerNorm's scale and shift
     assert found["world, N = 100"] == 100 * (hidden + (200 + 1) * 36)
     assert found["actor head"] == 2 * (256 + 1) * 256 + 2 * 2 * 256 + (256 + 1) * 12
@@ -47,7 +47,7 @@ def test_parameters_are_those_of_the_published_networks() -> None:
 
 def test_estimates_are_flops_at_a_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "count", lambda program: {"device_mb": 500.0})
-    settings = stages._settings(TASK, "paper")
+    _, settings = stages.setting()
     small, large = (accelerator.expected_world(TASK, settings, pool) for pool in (8, 128))
     step = 2 * 256 * (2 * 23 * 200 + 3 * (3 * 200 * 200 + 200 * 36))
     assert large["pflop"] == pytest.approx(600 * 7809 * 128 * step / 1e15)

@@ -145,10 +145,12 @@ def bench_world_cost(pool: int) -> dict[str, Any]:
     }
 
 
-def _settings(task: Task, size: Preset) -> TrainConfig:
-    """A preset's settings for a task, whatever its data."""
+def setting(name: str = "d4rl/halfcheetah", size: Preset = "paper") -> tuple[Task, TrainConfig]:
+    """A task with a preset's settings for it, whatever its data; if not told, what the paper gives
+    the costs of."""
+    task = get_task(name)
     settings = resolve(Published(benchmark=task.benchmark), size)
-    return settle(settings, Facts(horizon=task.horizon, reward_rms=1.0))
+    return task, settle(settings, Facts(horizon=task.horizon, reward_rms=1.0))
 
 
 # --- The agent -----------------------------------------------------------------------------------
@@ -156,8 +158,7 @@ def _settings(task: Task, size: Preset) -> TrainConfig:
 
 def bench_agent(task: str, size: Preset) -> dict[str, Any]:
     """Gradient steps of the agent on tapes of the preset's length, half of their rows imagined."""
-    known = get_task(task)
-    settings = _settings(known, size)
+    known, settings = setting(task, size)
     config = settings.agent
     before = peak_mb()
     agent = redq.Agent(known.state_size, known.actions.size, config)
@@ -227,9 +228,8 @@ def bench_imagination(task: str, size: Preset, *, histories: bool) -> dict[str, 
     Counted are the products of rows that live: all members and the policy for an imagined row,
     the policy's encoder for a row of history.
     """
-    known = get_task(task)
     before = peak_mb()
-    timed = _timed_rollouts(known, _settings(known, size), histories=histories)
+    timed = _timed_rollouts(*setting(task, size), histories=histories)
     result = measure(timed.call, timed.flops, turns=4)
     count = len(timed.lengths)
     return result.record() | {
@@ -278,9 +278,9 @@ def _timed_rollouts(task: Task, config: TrainConfig, *, histories: bool) -> Time
 def bench_rollout_cost(members: int, rollouts: int) -> dict[str, Any]:
     """Processor time of one call of imagination with N members and K rollouts, as in the paper's
     table of rollout costs."""
-    task = get_task("d4rl/halfcheetah")
+    task, config = setting()
     sizes = {"world": {"members": members}, "rollout": {"rollouts": rollouts}}
-    timed = _timed_rollouts(task, updated(_settings(task, "paper"), sizes), histories=True)
+    timed = _timed_rollouts(task, updated(config, sizes), histories=True)
     paper = published.table("rollout_cost")[f"N={members}", f"K={rollouts}"]
     return {
         "call_cpu_s": processor_seconds(timed.call),
@@ -314,8 +314,7 @@ def _product_flops(network: Any, rank: int) -> int:
 
 def bench_replay(task: str, size: Preset) -> dict[str, Any]:
     """Tapes drawn from a replay of a million rows, against an update at the full matmul rate."""
-    known = get_task(task)
-    settings = _settings(known, size)
+    known, settings = setting(task, size)
     config = settings.agent
     rng, horizon, count = np.random.default_rng(0), known.horizon, 100
     dataset = synthetic_dataset(known, 100 * (horizon + 1))
@@ -354,8 +353,8 @@ def bench_replay(task: str, size: Preset) -> dict[str, Any]:
 
 def bench_policy(task: str, size: Preset, form: str) -> dict[str, Any]:
     """One step of a policy on one observation, in one of its forms; the size of its files."""
-    known = get_task(task)
-    config = _settings(known, size).agent
+    known, settings = setting(task, size)
+    config = settings.agent
     agent = redq.Agent(known.state_size, known.actions.size, config)
     policy = Policy(agent, agent.init(jax.random.key(0)), known, config)
     with tempfile.TemporaryDirectory() as folder:
@@ -430,21 +429,18 @@ def _stablehlo_step(out: Path) -> Callable[[dict[str, np.ndarray]], Any]:
 
 def bench_parameters(part: str) -> dict[str, Any]:
     """Trained numbers of a part of the published setting, beside the paper's bound."""
-    task = get_task("d4rl/halfcheetah")
-    found = accelerator.parameters(task, _settings(task, "paper"))
+    found = accelerator.parameters(*setting())
     return {"parameters": found[part], "paper_below": accelerator.PAPER_BOUNDS[part]}
 
 
 def bench_device(program: str) -> dict[str, Any]:
     """Host transfers and memory of a program of the published setting."""
-    task = get_task("d4rl/halfcheetah")
-    return accelerator.count_published(task, _settings(task, "paper"), program)
+    return accelerator.count_published(*setting(), program)
 
 
 def bench_estimate(pool: int | None) -> dict[str, Any]:
     """Expected time and memory on the paper's card: of a world's pool, or of the agent."""
-    task = get_task("d4rl/halfcheetah")
-    config = _settings(task, "paper")
+    task, config = setting()
     if pool is None:
         return accelerator.expected_agent(task, config)
     paper = published.table("model_cost")["world", f"pool={pool}"]

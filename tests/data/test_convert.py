@@ -72,7 +72,7 @@ def tapes_equal(one: Dataset, other: Dataset) -> None:
 def test_a_round_trip_changes_no_bit(task: Task, target: str) -> None:
     data = made(task)
     place = write(data, target)
-    tapes_equal(load(place.spec, task), data)
+    tapes_equal(load(place.path, task), data)
     tapes_equal(load(target, task), data)  # without a prefix the layout is detected
 
 
@@ -93,9 +93,9 @@ def test_names_of_columns_travel_along_and_are_no_part_of_the_hash(task: Task, t
 def test_from_one_layout_to_the_other_and_back(shared_data: Path) -> None:
     data = load(f"d4rl:{shared_data / 'door_human.hdf5'}")
     first = write(data, "a.hdf5")
-    second = write(load(first.spec), "b")
-    third = write(load(second.spec), "c.hdf5")
-    back = load(third.spec)
+    second = write(load(first.path), "b")
+    third = write(load(second.path), "c.hdf5")
+    back = load(third.path)
     tapes_equal(back, data)
     assert back.task is data.task  # recorded in the file: the name 'c' does not tell
 
@@ -196,9 +196,9 @@ def test_nothing_is_overwritten_unless_asked(target: str) -> None:
     place = write(old, target)
     with pytest.raises(DatasetError, match=r"exists already.*--force"):
         write(new, target)
-    tapes_equal(load(place.spec, UNIT), old)
+    tapes_equal(load(place.path, UNIT), old)
     write(new, target, force=True)
-    tapes_equal(load(place.spec, UNIT), new)
+    tapes_equal(load(place.path, UNIT), new)
 
 
 @pytest.mark.parametrize("target", LAYOUTS)
@@ -220,7 +220,7 @@ def test_a_failed_write_leaves_what_was_there(
     with pytest.raises(DatasetError, match=message):
         write(new, target, force=True)
     assert sorted(tmp_path.iterdir()) == before
-    tapes_equal(load(place.spec, UNIT), old)
+    tapes_equal(load(place.path, UNIT), old)
 
 
 def test_targets_mean_what_they_look_like() -> None:
@@ -238,7 +238,7 @@ def test_targets_mean_what_they_look_like() -> None:
 def test_unicode_names_and_new_folders_work() -> None:
     data = made(UNIT)
     for target in ("новая папка/数据.hdf5", "новая папка/donn\u00e9es"):
-        tapes_equal(load(write(data, target).spec, UNIT), data)
+        tapes_equal(load(write(data, target).path, UNIT), data)
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:

@@ -52,9 +52,7 @@ class Target:
     """'d4rl' or 'minari'."""
     path: Path
     """The HDF5 file, or the folder of the Minari dataset."""
-    minari_id: str | None
-    spec: str
-    """What `load` is to be given to read it again."""
+    minari_id: str | None = None
 
 
 def parse_target(text: str) -> Target:
@@ -67,15 +65,14 @@ def parse_target(text: str) -> Target:
     place = text if layout is None else rest
     suffix = Path(place).suffix.lower()
     if layout == "d4rl" or (layout is None and suffix in _HDF5_SUFFIXES):
-        return Target("d4rl", Path(place), None, f"d4rl:{place}")
+        return Target("d4rl", Path(place))
     if suffix in _OTHER_SUFFIXES:
         raise DatasetError(
             f"target '{text}': {suffix} is not written; choose OUT.hdf5, minari:ID or a folder."
         )
     if layout == "minari" and not place.startswith((os.sep, ".", "~")):
-        return Target("minari", _minari_folder(place), place, text)
-    folder = Path(place).expanduser()
-    return Target("minari", folder, None, f"minari:{folder}")
+        return Target("minari", _minari_folder(place), place)
+    return Target("minari", Path(place).expanduser())
 
 
 def write(

@@ -96,8 +96,6 @@ class Outcome:
     problem: str = ""
     """What went wrong, for the user."""
     seconds: float = 0.0
-    where: str = ""
-    """The machine and the process that did it."""
     epochs: list[Any] | None = None
     """Of a shard: scores and improvements of its members, epoch by epoch."""
 

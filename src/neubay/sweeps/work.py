@@ -33,8 +33,7 @@ def do(job: Job, rows: Rows | None = None) -> Outcome:
         rows: gives the rows of the dataset, where it cannot be read by its name.
     """
     begun = time.monotonic()
-    outcome, where = _done(job, rows), f"{platform.node()}, process {os.getpid()}"
-    return replace(outcome, seconds=time.monotonic() - begun, where=where)
+    return replace(_done(job, rows), seconds=time.monotonic() - begun)
 
 
 def _done(job: Job, rows: Rows | None) -> Outcome:

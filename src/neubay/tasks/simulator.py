@@ -4,8 +4,6 @@ import math
 from typing import Any
 
 import numpy as np
-from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
-from gymnasium.envs.mujoco import MujocoEnv
 from jaxtyping import Float
 
 from neubay.errors import TaskError
@@ -41,6 +39,10 @@ class Simulator:
 
 def _placing(task: Task, env: Any) -> Any:
     """What puts an environment into the state of an observation."""
+    # Here, as they bring MuJoCo and its windows, and most processes never make a simulator.
+    from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+    from gymnasium.envs.mujoco import MujocoEnv
+
     if isinstance(env, PendulumEnv):
 
         def place_pendulum(state: Float[np.ndarray, "3"]) -> None:

@@ -71,6 +71,16 @@ def renamed(found: type[Exception], to: type[Exception]) -> Iterator[None]:
         raise to(str(error)) from None
 
 
+@contextlib.contextmanager
+def refusal_reported(kind: type[NeubayError], what: str, remedy: str = "") -> Iterator[None]:
+    """Inside, the system may refuse something: then it is said what could not be done, why, and
+    what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {reason(error)}{remedy}") from error
+
+
 DAMAGE = (
     *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
     *(RecursionError, ZeroDivisionError),

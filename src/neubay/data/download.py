@@ -29,7 +29,7 @@ from neubay.data.catalogue import (
     published_file,
 )
 from neubay.data.files import written_whole
-from neubay.errors import DatasetError, reason
+from neubay.errors import DatasetError, refusal_reported
 from neubay.runs.cache import cache_directory
 from neubay.runs.files import file_hash
 from neubay.tasks import get_task
@@ -132,7 +132,11 @@ def download(
         verify(name, target, expected_sha256)
         return target
     part = target.with_name(target.name + ".part")
-    try:
+    with refusal_reported(
+        DatasetError,
+        f"{target}: cannot be written",
+        ". Choose another folder with --out, or set NEUBAY_CACHE.",
+    ):
         target.parent.mkdir(parents=True, exist_ok=True)
         _fetch(source, part, timeout, retries, pause, progress)
         try:
@@ -150,11 +154,6 @@ def download(
             record.write_text(f"{digest}  {target.name}\n", encoding="utf-8")
         part.replace(target)
         _discard(part)
-    except OSError as error:
-        raise DatasetError(
-            f"{target}: cannot be written: {reason(error)}. Choose another folder with "
-            f"--out, or set NEUBAY_CACHE."
-        ) from error
     return target
 
 

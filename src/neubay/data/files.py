@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neubay.errors import DatasetError, reason
+from neubay.errors import DatasetError, refusal_reported
 from neubay.runs.files import atomic
 
 
@@ -14,14 +14,15 @@ def written_whole(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path to write a file or a folder to, which becomes `target` if the block succeeds."""
     if not overwrite:
         refuse_existing(target)
-    try:
-        with atomic(target) as draft:
-            yield draft
-    except OSError as error:
-        raise DatasetError(
-            f"{target}: cannot be written: {reason(error)}. "
-            "Choose a path in a folder you may write to."
-        ) from error
+    with (
+        refusal_reported(
+            DatasetError,
+            f"{target}: cannot be written",
+            ". Choose a path in a folder you may write to.",
+        ),
+        atomic(target) as draft,
+    ):
+        yield draft
 
 
 def refuse_existing(target: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from neubay.data.files import written_whole
-from neubay.errors import DatasetError, reason
+from neubay.errors import DatasetError, refusal_reported
 from neubay.runs.cache import CACHE_VARIABLE, cache_directory
 from neubay.tape import Tape
 
@@ -195,14 +195,12 @@ def _open(folder: Path, sizes: tuple[int, int]) -> Tape | None:
 def _check_room(folder: Path, size: int) -> None:
     """Raise where the cache cannot take `size` bytes more."""
     remedy = f"Set {CACHE_VARIABLE} to a folder on a disk with room for {size / 1e9:.1f} GB"
-    try:
+    with refusal_reported(
+        DatasetError, f"{folder}: the cache for large datasets cannot be made", f". {remedy}."
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         writable = os.access(folder, os.W_OK)
-    except OSError as problem:
-        raise DatasetError(
-            f"{folder}: the cache for large datasets cannot be made: {reason(problem)}. {remedy}."
-        ) from None
     if not writable:
         raise DatasetError(f"{folder}: the cache for large datasets cannot be written. {remedy}.")
     if free < size:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from neubay.errors import RunError, reason
+from neubay.errors import RunError, reason, refusal_reported
 
 PARTIAL = ".partial"
 """How the names end of what is not written whole yet."""
@@ -300,11 +300,8 @@ def _is_key(leaf: Any) -> bool:
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file's bytes."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {reason(error)}") from None
+    with refusal_reported(RunError, f"{path}: cannot be read"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tree_hash(tree: Tree) -> str:

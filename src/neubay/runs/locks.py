@@ -12,7 +12,7 @@ from typing import IO
 
 from filelock import lock_descriptor
 
-from neubay.errors import RunError, reason
+from neubay.errors import RunError, refusal_reported
 from neubay.runs.messages import Tell
 from neubay.runs.signals import stop_if_signalled
 
@@ -39,21 +39,17 @@ def _acquired(directory: Path, waiting: Tell | None) -> IO[str]:
     """The lock file of a folder, locked until it is closed."""
     begun, announced = time.monotonic(), False
     while True:
-        try:
+        with refusal_reported(RunError, f"{directory}: cannot be written"):
             directory.mkdir(parents=True, exist_ok=True)
             file = (directory / LOCK_FILE).open("a+", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{directory}: cannot be written: {reason(error)}") from None
         with contextlib.ExitStack() as otherwise:
             otherwise.enter_context(file)
-            try:
+            with refusal_reported(RunError, f"{directory}: cannot be locked"):
                 if lock_descriptor(file.fileno(), blocking=False):
                     if _is_at(file, directory / LOCK_FILE):
                         otherwise.pop_all()
                         return file
                     continue  # the folder was removed meanwhile: nobody else sees this lock
-            except OSError as error:
-                raise RunError(f"{directory}: cannot be locked: {reason(error)}") from None
             holder = _holder(file)
         stop_if_signalled()
         if time.monotonic() - begun < _GRACE:

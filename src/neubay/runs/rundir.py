@@ -24,7 +24,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from neubay.errors import RunError, reason
+from neubay.errors import RunError, reason, refusal_reported
 from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import PARTIAL, atomic_write_json, read_json
 from neubay.runs.locks import LOCK_FILE, lock_holder, locked
@@ -71,18 +71,20 @@ def claimed(directory: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     asked = {"layout": LAYOUT} | asked
     _refuse_foreign(directory)
-    with contextlib.nullcontext() if is_shown_only(directory) else locked(directory):
-        try:
-            begun = begun_before(directory, asked)
-            if begun is None:
-                atomic_write_json(directory / RUN_FILE, asked)
-                begun = asked
-            yield begun
-        except OSError as error:
-            raise RunError(
-                f"{directory}: cannot be written: {reason(error)}. What was saved before "
-                "is untouched; give the same command to resume once that is mended"
-            ) from error
+    with (
+        contextlib.nullcontext() if is_shown_only(directory) else locked(directory),
+        refusal_reported(
+            RunError,
+            f"{directory}: cannot be written",
+            ". What was saved before is untouched; give the same command to resume once that is "
+            "mended",
+        ),
+    ):
+        begun = begun_before(directory, asked)
+        if begun is None:
+            atomic_write_json(directory / RUN_FILE, asked)
+            begun = asked
+        yield begun
 
 
 def begun_before(directory: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -100,10 +102,8 @@ def _refuse_foreign(directory: Path) -> None:
     """Refuse a folder with something in it that is not a run."""
     if not os.path.lexists(directory) or is_run(directory):
         return
-    try:
+    with refusal_reported(RunError, f"{directory}: cannot be read"):
         names = [path.name for path in directory.iterdir()]
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be read: {reason(error)}") from None
     # What a kill at the very beginning leaves is not in the way.
     if any(name != LOCK_FILE and not name.endswith(PARTIAL) for name in names):
         raise RunError(

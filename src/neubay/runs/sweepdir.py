@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from neubay.errors import RunError, damage_reported
+from neubay.errors import RunError, damage_reported, refusal_reported
 from neubay.runs.files import atomic_write_json, read_json
 from neubay.runs.values import finite, flat, is_number
 
@@ -73,13 +73,12 @@ class Record:
             "journal": self.journal,
             "problem": self.problem,
         }
-        try:
+        with refusal_reported(
+            RunError,
+            f"{directory / FILE}: cannot be written",
+            ". Runs are untouched; give the same command to resume once that is mended",
+        ):
             atomic_write_json(directory / FILE, finite(content))
-        except OSError as error:
-            raise RunError(
-                f"{directory / FILE}: cannot be written: {error.strerror or error}. Runs are "
-                "untouched; give the same command to resume once that is mended"
-            ) from None
 
 
 def is_sweep(directory: Path) -> bool:

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float
 from pydantic import Field, field_validator, model_validator
 
 from neubay.config import Section, read_yaml, validated
-from neubay.errors import ConfigError, NeubayError, TaskError, reason
+from neubay.errors import ConfigError, NeubayError, TaskError, refusal_reported
 from neubay.tasks.catalogue import list_tasks, registering
 from neubay.tasks.expressions import Expression, parse
 from neubay.tasks.task import (
@@ -147,10 +147,8 @@ def read_task(path: Path) -> Task:
 
 def fingerprint(path: Path) -> str:
     """What a run remembers of its task file."""
-    try:
+    with refusal_reported(TaskError, f"{path}: cannot be read"):
         return f"{path.name} (SHA-256 {sha256(path.read_bytes()).hexdigest()[:16]})"
-    except OSError as problem:
-        raise TaskError(f"{path}: cannot be read: {reason(problem)}") from None
 
 
 def _from_settings(path: Path, settings: TaskSettings) -> Task:

@@ -19,7 +19,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.ticker import Locator, LogLocator, NullLocator
 from PIL import Image
 
-from neubay.errors import NeubayError, reason
+from neubay.errors import NeubayError, refusal_reported
 
 # Okabe and Ito's palette, told apart by every kind of colour vision; black is left to text.
 COLOURS = {
@@ -75,14 +75,13 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, PDF or SVG, by the suffix of its name."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise NeubayError(f"{path}: a figure is a .png, .pdf or .svg file.")
-    try:
+    with refusal_reported(
+        NeubayError,
+        f"{path}: cannot be written",
+        ". Choose a path in a folder you may write to.",
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         draw(figure, path)
-    except OSError as error:
-        raise NeubayError(
-            f"{path}: cannot be written: {reason(error)}. "
-            "Choose a path in a folder you may write to."
-        ) from error
 
 
 def draw(figure: Figure, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from neubay.errors import NeubayError, reason
+from neubay.errors import NeubayError, refusal_reported
 from neubay.report import paper
 from neubay.report.parts import figures as files
 from neubay.report.parts import tables
@@ -46,7 +46,9 @@ class Report:
     def save(self, folder: Path) -> list[Path]:
         """Write index.html, figures/ and tables/ in the place of an earlier report's, and of
         nothing else; the page needs none of the others."""
-        try:
+        with refusal_reported(
+            NeubayError, f"{folder}: cannot be written", "; choose another --out"
+        ):
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix=".report.", suffix=PARTIAL, dir=folder) as draft:
                 paths = self._write(Path(draft))
@@ -59,10 +61,6 @@ class Report:
                     (folder / name).parent.mkdir(exist_ok=True)
                     Path(draft, name).replace(folder / name)
                 (folder / LIST).write_text("\n".join([*names[1:], ""]), encoding="utf-8")
-        except OSError as error:
-            raise NeubayError(
-                f"{folder}: cannot be written: {reason(error)}; choose another --out"
-            ) from None
         return [folder / name for name in names]
 
     def _write(self, folder: Path) -> list[Path]:

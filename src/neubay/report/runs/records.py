@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from neubay.errors import DAMAGE, NeubayError, RunError, reason
+from neubay.errors import DAMAGE, NeubayError, RunError, refusal_reported
 from neubay.report.parts.numbers import rounded
 from neubay.report.runs.verdicts import Decision, decision_of, read_decision
 from neubay.runs import rundir, tracking
@@ -300,10 +300,8 @@ def _columns(path: Path, kind: str, points: int | None) -> Curves:
     """Columns by rising step: what a resumed run did twice counts as it was done last."""
     if not path.is_file():
         return {"step": np.empty(0)}
-    try:
+    with refusal_reported(RunError, f"{path}: cannot be read"):
         columns = tracking.read_metrics(path, kind, points)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {reason(error)}") from None
     steps = columns["step"]
     if np.all(np.diff(steps) > 0):
         return columns

@@ -69,7 +69,7 @@ FACTS = Facts(horizon=1000, reward_rms=2.0)
         (FACTS, 0.997, 2 / math.sqrt(0.003), 40_000),
         (Facts(horizon=200, reward_rms=6.0), 0.985, 6 / math.sqrt(0.015), 8_000),
         (Facts(horizon=5000, reward_rms=2.0), 0.997, 2 / math.sqrt(0.003), 100_000),
-        (Facts(horizon=1, reward_rms=1.0), 0.25, 1 / math.sqrt(0.75), 40),
+        (Facts(horizon=1, reward_rms=1.0), 0.25, 1 / math.sqrt(0.75), 8_000),
         (Facts(horizon=1000, reward_rms=0.0), 0.997, 1.0, 40_000),  # no reward, no unit
     ],
 )

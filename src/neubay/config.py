@@ -537,7 +537,7 @@ class Facts(Section):
 
 
 STEPS_OF_HORIZON = 40
-LARGEST_BUDGET = 100_000
+SMALLEST_BUDGET, LARGEST_BUDGET = 8_000, 100_000
 LARGEST_GAMMA = 0.997
 
 
@@ -546,14 +546,16 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
 
     gamma = 1 - 3 / T, at most 0.997: what lies within a third of the longest episode counts.
     value_unit = rms reward / sqrt(1 - gamma): between a reward and the sum of a whole episode's.
-    steps = 40 T, at most 100,000: longer episodes are harder to learn, and take longer to imagine.
+    steps = 40 T, at least 8,000 and at most 100,000: longer episodes are harder to learn, and take
+    longer to imagine; networks need some thousands of steps for the shortest.
     kappa = 1/2.
     """
     agent = config.agent
     gamma = agent.gamma
     if gamma is None:
         gamma = min(1 - 3 / max(facts.horizon, 4), LARGEST_GAMMA)
-    steps = agent.steps or min(STEPS_OF_HORIZON * facts.horizon, LARGEST_BUDGET)
+    in_proportion = max(STEPS_OF_HORIZON * facts.horizon, SMALLEST_BUDGET)
+    steps = agent.steps or min(in_proportion, LARGEST_BUDGET)
     unit = agent.value_unit or facts.reward_rms / math.sqrt(1 - gamma) or 1.0
     kappa = 0.5 if agent.kappa is None else agent.kappa
     changes = {"gamma": gamma, "steps": steps, "value_unit": unit, "kappa": kappa}

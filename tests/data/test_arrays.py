@@ -1,5 +1,6 @@
 """Flat arrays become a tape: against a slow restatement, and in every way to get it wrong."""
 
+from dataclasses import replace
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ def tape_by_hand(
 ) -> list[tuple[list[np.ndarray], list[np.ndarray], list[float], list[bool]]]:
     """Episode by episode, row by row: states (L + 1), actions, rewards and terminals (L)."""
     episodes: list[list[int]] = [[]]
+    cuts = set()  # rows after which a log goes on as another episode
     for i in range(len(log.states)):
         episodes[-1].append(i)
         ends = bool(log.terminals[i]) and not task.split_by_timeouts_only
@@ -31,18 +33,24 @@ def tape_by_hand(
         if i + 1 < len(log.states):
             if successors:
                 ends |= not np.array_equal(log.next_states[i], log.states[i + 1])
+            if timeouts and not ends and task.cuts_long_logs and len(episodes[-1]) == task.horizon:
+                ends = True
+                cuts.add(i)
             if ends:
                 episodes.append([])
     result, known = [], 0
     for rows in episodes:
-        kept = successors or log.terminals[rows[-1]]  # of a terminal, the state before stands in
+        cut = rows[-1] in cuts
+        # Of a terminal, the state before stands in.
+        kept = successors or cut or log.terminals[rows[-1]]
         steps = rows if kept else rows[:-1]
         if not steps:
             continue
-        known += len(steps) if successors else len(rows) - 1
+        known += len(steps) if successors or cut else len(rows) - 1
         states = [log.states[i] for i in rows]
         if kept:
-            states.append((log.next_states if successors else log.states)[rows[-1]])
+            last = rows[-1] + (cut and not successors)
+            states.append((log.next_states if successors else log.states)[last])
         result.append(
             (
                 states,
@@ -76,6 +84,7 @@ def logs(draw: st.DrawFn) -> Log:
     timeouts=st.booleans(),
     horizon=st.integers(1, 12),
     by_timeouts_only=st.booleans(),
+    benchmark=st.sampled_from(["other", "adroit"]),
     block_rows=st.integers(1, 9),
     long_run=st.sampled_from([0, 10**6]),
 )
@@ -85,11 +94,16 @@ def test_tape_is_what_it_is_by_hand(
     timeouts: bool,
     horizon: int,
     by_timeouts_only: bool,
+    benchmark: str,
     block_rows: int,
     long_run: int,
 ) -> None:
     task = small_task(
-        log, horizon=horizon, split_by_timeouts_only=by_timeouts_only, reward_shift=-1.0
+        log,
+        horizon=horizon,
+        split_by_timeouts_only=by_timeouts_only,
+        reward_shift=-1.0,
+        benchmark=benchmark,
     )
     arrays = log.arrays(successors=successors, timeouts=timeouts)
     expected = tape_by_hand(log, successors=successors, timeouts=timeouts, task=task)
@@ -142,6 +156,35 @@ def test_rounding_of_successors_is_no_jump() -> None:
     log = make_log([20])
     log.next_states *= np.float32(1 + 1e-6)
     assert Dataset.from_arrays(**log.arrays(timeouts=False)).episodes == 1
+
+
+@pytest.mark.parametrize("successors", [True, False])
+def test_an_uninterrupted_log_is_read_in_equal_pieces(successors: bool) -> None:
+    """No step is lost, and it is said. Episodes of a usual length stay whole."""
+    log = make_log([2_500, 700])  # a terminal, a timeout
+    said: list[str] = []
+    arrays = log.arrays(successors=successors)
+    dataset = Dataset.from_arrays(**arrays, action_bounds=(-1, 1), name="plant", tell=said.append)
+    assert dataset.bounds[1].tolist() == [834, 834, 832, 700 if successors else 699]
+    assert dataset.task.horizon == 834
+    first = dataset.bounds[0]
+    np.testing.assert_array_equal(dataset.tape.state[first[1] - 1], log.states[834])
+    np.testing.assert_array_equal(dataset.tape.state[first[1]], log.states[834])
+    assert len(said) == 1 and said[0].startswith("plant: an episode of 2,500 steps")
+    assert "in pieces of at most 834 steps" in said[0] and "task file" in said[0]
+    whole = make_log([2_000])
+    assert Dataset.from_arrays(**whole.arrays(), tell=said.append).episodes == 1
+
+
+def test_a_log_that_is_longer_than_its_task_is_read_in_pieces_of_t() -> None:
+    log, said = make_log([25, 10]), list[str]()
+    task = small_task(log, horizon=10)
+    dataset = Dataset.from_arrays(**log.arrays(), task=task, name="plant", tell=said.append)
+    assert dataset.bounds[1].tolist() == [10, 10, 5, 10] and dataset.task is task
+    assert len(said) == 1 and "an episode of 25 steps" in said[0]
+    np.testing.assert_array_equal(dataset.histories.length, dataset.bounds[1])
+    published = replace(task, benchmark="adroit")  # its histories stop at T, as published
+    assert Dataset.from_arrays(**log.arrays(), task=published).bounds[1].tolist() == [25, 10]
 
 
 def test_without_a_task_sizes_and_horizon_come_from_the_data() -> None:

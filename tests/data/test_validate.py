@@ -145,10 +145,15 @@ def test_no_ends_at_all() -> None:
 
 
 def test_episodes_longer_than_the_horizon() -> None:
-    finding = only(findings_of(make_log(LENGTHS), small_task(horizon=20)))
+    """The paper's are told as longer, one's own as read in pieces."""
+    published = small_task(horizon=20, benchmark="adroit")
+    finding = only(findings_of(make_log(LENGTHS), published))
     assert (finding.severity, finding.row) == ("note", 0)
     assert "2 of 4 episodes are longer than the horizon 20" in finding.message
     assert "30 steps" in finding.message
+    finding = only(findings_of(make_log(LENGTHS), small_task(horizon=20)))
+    assert (finding.severity, finding.row) == ("note", 0)
+    assert "an episode of 30 steps is read in pieces of at most 20 steps" in finding.message
 
 
 def test_duplicate_episodes() -> None:
@@ -263,7 +268,8 @@ def test_terminal_flags_against_the_rule(
 
 def test_datasets_are_checked_like_files() -> None:
     log = make_log(LENGTHS)
-    clean = Dataset.from_arrays(**log.arrays(), task=small_task(horizon=20))
+    task = small_task(horizon=20, benchmark="adroit")
+    clean = Dataset.from_arrays(**log.arrays(), task=task)
     finding = only(validate(clean))
     assert "longer than the horizon" in finding.message
     broken = clean.tape._replace(

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from neubay.data.findings import Finding, Severity, Tally, error
 from neubay.data.layout import as_float32, not_action_numbers, outside_bounds
 from neubay.data.plausibility import ActionUse, FarValues, Repeats
-from neubay.data.rows import BLOCK_ROWS, Block, Flags, Rows
+from neubay.data.rows import BLOCK_ROWS, HOW_TO_SET_HORIZON, Block, Flags, Rows, cut_said
 from neubay.tasks import DiscreteActions, Task
 
 TOLERATED_CONTRADICTIONS = 1e-4
@@ -229,6 +229,7 @@ class Episodes:
         self._ends: list[np.ndarray] = []
         self._prints: list[np.ndarray] = []
         self._terminal: list[np.ndarray] = []
+        self._cut: list[np.ndarray] = []  # which of the ends are cuts of a log that goes on
         self._open = (np.uint64(0), 0)  # fingerprint and rows of the episode that is running
         width = rows.states.width + rows.actions.width + 1
         self._weights = np.random.default_rng(0).integers(1, 2**63, width, dtype=np.uint64) * 2 + 1
@@ -245,6 +246,7 @@ class Episodes:
             sums[:1] += fingerprint  # as an array: a scalar would warn that it wraps around
         self._ends.append(ends + block.begin)
         self._terminal.append(block.terminals[ends])
+        self._cut.append(np.isin(ends, block.cuts))
         self._prints.append(sums[: len(ends)])
         running = not block.ends[-1]
         self._open = (sums[-1], int(step[-1]) + 1) if running else (np.uint64(0), 0)
@@ -272,11 +274,15 @@ class Episodes:
         first = last - lengths + 1
         stored = self._rows.next_states is not None
         terminal = np.concatenate(self._terminal)
-        steps = lengths if stored else lengths - ~terminal  # the others' last step is dropped
+        cut = np.concatenate(self._cut)
+        kept = stored | terminal | cut
+        steps = lengths - ~kept  # the others' last step is dropped
         if not stored and lengths.max() == 1:  # no step of them leads to anywhere known
             steps = lengths - 1
         yield from self._short(first, steps)
-        if self._horizon_known:
+        if cut.any():
+            yield from self._cuts(first, steps, cut)
+        elif self._horizon_known:
             yield from self._long(first, steps)
         else:
             yield from self._unclear_horizon(first, steps, terminal)
@@ -299,6 +305,17 @@ class Episodes:
                 f"{len(single)} of {len(first)} episodes have a single step",
                 "If that is most of them, rows may be out of order",
             )
+
+    def _cuts(self, first: np.ndarray, steps: np.ndarray, cut: np.ndarray) -> Iterator[Finding]:
+        begins = np.append(0, np.flatnonzero(~cut)[:-1] + 1)  # of logs, in pieces
+        logged = np.add.reduceat(steps, begins)
+        longest = int(logged.argmax())
+        yield self._finding(
+            "note",
+            int(first[begins[longest]]),
+            cut_said(int(logged[longest]), int(steps.max())),
+            "T is the task's" if self._horizon_known else HOW_TO_SET_HORIZON,
+        )
 
     def _long(self, first: np.ndarray, steps: np.ndarray) -> Iterator[Finding]:
         horizon = self._task.horizon
@@ -327,7 +344,7 @@ class Episodes:
                 f"T is taken to be the longest episode, {longest} steps, but only {reaching} of "
                 f"{len(cut)} episodes without a terminal are that long (the median has "
                 f"{np.median(cut):.0f})",
-                "Give the T that is meant as 'horizon' in a task file (--task-file)",
+                HOW_TO_SET_HORIZON,
             )
 
     def _duplicates(

@@ -42,6 +42,15 @@ Bound = int | float | Sequence[int | float] | np.ndarray
 """The low or high end of actions: one for all dimensions, or one each."""
 
 
+class Laid(NamedTuple):
+    """Rows as a tape, and the task that it belongs to."""
+
+    tape: Tape
+    task: Task
+    cut: bool
+    """Episodes were longer than T, and are several on the tape."""
+
+
 def tape_of(
     rows: Rows,
     task: Task | None,
@@ -50,7 +59,7 @@ def tape_of(
     action_bounds: tuple[Bound, Bound] | None = None,
     origin: dict[str, Any] | None = None,
     memory_limit: int = MEMORY_LIMIT,
-) -> tuple[Tape, Task]:
+) -> Laid:
     """The rows as a tape, and the task that it belongs to.
 
     Args:
@@ -70,7 +79,7 @@ def tape_of(
         origin=None if origin is None else {**origin, "meaning": meaning(chosen)},
         memory_limit=memory_limit,
     )
-    return tape, with_longest_episode(chosen, tape) if task is None else chosen
+    return Laid(tape, with_longest_episode(chosen, tape) if task is None else chosen, flags.cut)
 
 
 def meaning(task: Task) -> list[Any]:
@@ -106,6 +115,7 @@ def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> int
     # into the copy, and not at all where it is the only one and its step is not kept.
     stored = block.next_states is not None
     kept = block.ends & (stored | block.terminals)
+    kept[block.cuts] = True
     ends = np.flatnonzero(block.ends & (kept | ~block.starts))
     odd = np.flatnonzero(kept | (block.ends & block.starts))
     copies = np.where(kept[odd], 2, 0)
@@ -128,6 +138,8 @@ def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> int
     else:
         unknown = final[kept[ends]]
         out.state[unknown], out.real[unknown] = out.state[unknown - 1], False
+        cut = final[np.searchsorted(ends, block.cuts)]
+        out.state[cut], out.real[cut] = as_float32(block.following), True
     out.action[final] = 0
     out.reward[final] = 0
     out.terminated[final] = False

@@ -336,9 +336,10 @@ def _block(begin: int, episodes: list[list[np.ndarray]]) -> Block:
     last = np.cumsum(lengths) - 1
     ends[last] = True
     starts[np.append(0, last[:-1] + 1)] = True
+    states = np.concatenate([observations[:-1] for observations, _, _, _ in episodes])
     return Block(
         begin=begin,
-        states=np.concatenate([observations[:-1] for observations, _, _, _ in episodes]),
+        states=states,
         actions=np.concatenate([actions for _, actions, _, _ in episodes]),
         rewards=np.concatenate([rewards for _, _, rewards, _ in episodes]),
         next_states=np.concatenate([observations[1:] for observations, _, _, _ in episodes]),
@@ -346,4 +347,6 @@ def _block(begin: int, episodes: list[list[np.ndarray]]) -> Block:
         starts=starts,
         ends=ends,
         jumps=np.zeros(0, dtype=np.int64),
+        cuts=np.zeros(0, dtype=np.int64),
+        following=states[:0],
     )

@@ -7,7 +7,7 @@ checked by `layout.py`, which refuses bad ones, and by `checks.py`, which report
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +21,12 @@ BLOCK_ROWS = 1 << 15
 
 FLAG_ROWS = 1 << 20
 """Flags read at a time."""
+
+LONGEST_EPISODE, LONGEST_PIECE = 2_000, 1_000
+"""Steps. Where no T is known, a longer episode is taken for a log that nobody interrupted, and is
+read in pieces: a policy that starts anywhere in it can be learned, none that waits for its end."""
+
+HOW_TO_SET_HORIZON = "Give the T that is meant as 'horizon' in a task file (--task-file)"
 
 SUCCESSOR_TOLERANCE = 1e-4
 """A stored successor and the next row's state are the same up to this, absolute and relative:
@@ -249,11 +255,24 @@ class Flags:
     terminals: Bool[np.ndarray, " rows"]
     ends: Bool[np.ndarray, " rows"]
     horizon: int | None
-    """Where an episode ends at the latest: T where no timeouts are stored."""
+    """Where an episode ends at the latest: T where no timeouts are stored, and in long logs."""
+    goes_on: bool = False
+    """What is cut at the horizon goes on in the next row: these are pieces of one log."""
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest episode that is marked."""
+        return int(np.diff(np.flatnonzero(self.ends), prepend=-1).max())
+
+    @property
+    def cut(self) -> bool:
+        """There are such logs, unless stored successors show that an end was not marked."""
+        return self.goes_on and self.horizon is not None and self.longest > self.horizon
 
 
 def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
-    """Terminals and timeouts end an episode; timeouts alone where the task says so.
+    """Terminals and timeouts end an episode; timeouts alone where the task says so. Own data that
+    is longer than T is cut into pieces.
 
     Args:
         horizon_known: false for a task made from the data, whose T is not known yet.
@@ -282,8 +301,13 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
                 "marks an end, but not whether the episode terminated or ran out of time",
                 "Name the task, whose horizon decides, or store 'terminals' and 'timeouts'",
             ).as_error()
-    ends_known = timeouts is not None or rows.first_rows is not None
-    return Flags(terminals, ends, task.horizon if horizon_known and not ends_known else None)
+    flags = Flags(terminals, ends, horizon=None, goes_on=True)
+    if not horizon_known:
+        equal = math.ceil(flags.longest / math.ceil(flags.longest / LONGEST_PIECE))
+        return replace(flags, horizon=equal if flags.longest > LONGEST_EPISODE else None)
+    if timeouts is None and rows.first_rows is None:
+        return replace(flags, horizon=task.horizon, goes_on=False)
+    return replace(flags, horizon=task.horizon if task.cuts_long_logs else None)
 
 
 def read_flag(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:
@@ -328,6 +352,14 @@ def _first_rows(rows: Rows, column: Column) -> Int[np.ndarray, " episodes"]:
 # -------------------------------------------------------- blocks: rows with episode ends
 
 
+def cut_said(longest: int, piece: int) -> str:
+    """That a log which was longer than T is read in pieces."""
+    return (
+        f"an episode of {longest:,} steps is read in pieces of at most {piece:,} steps (T), each "
+        "as an episode of its own"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """Consecutive rows as stored, with their episode ends decided."""
@@ -344,14 +376,18 @@ class Block:
     """This row is the last of its episode."""
     jumps: Int[np.ndarray, " jumps"]
     """Rows that end an episode only because their stored successor is not the next row."""
+    cuts: Int[np.ndarray, " cuts"]
+    """Rows that end a piece of a log that goes on in the next row."""
+    following: np.ndarray
+    """The states of these next rows."""
 
 
 def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
     """Read everything once, and decide where episodes end.
 
     Flags end an episode, and so does a stored successor that is not the next row's state:
-    whatever the flags say, what follows there is another episode. Where there are no timeouts,
-    an episode ends at the horizon T at the latest.
+    whatever the flags say, what follows there is another episode. Where the flags have a horizon,
+    an episode ends there at the latest.
     """
     previous_ended = True
     steps = 0  # of the running episode in earlier blocks
@@ -364,8 +400,10 @@ def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
         if next_states is not None:
             jumps = _jumps(states, next_states, ahead[:1], ends)
             ends[jumps] = True
+        cuts = np.zeros(0, dtype=np.int64)
         if flags.horizon is not None:
-            _cut_at_horizon(ends, steps, flags.horizon)
+            cuts = _cut_at_horizon(ends, steps, flags.horizon)
+            cuts = cuts if flags.goes_on else cuts[:0]
         last = np.flatnonzero(ends)
         steps = len(ends) - 1 - int(last[-1]) if len(last) else steps + len(ends)
         starts = np.concatenate([[previous_ended], ends[:-1]])
@@ -380,6 +418,8 @@ def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
             starts=starts,
             ends=ends,
             jumps=jumps,
+            cuts=cuts,
+            following=np.append(states, ahead[:1], axis=0)[cuts + 1] if len(cuts) else states[:0],
         )
 
 
@@ -406,11 +446,17 @@ def _apart(a: np.ndarray, b: np.ndarray) -> Bool[np.ndarray, " rows"]:
     return ~close.all(axis=1)
 
 
-def _cut_at_horizon(ends: Bool[np.ndarray, " rows"], steps: int, horizon: int) -> None:
-    """Mark, in place, every `horizon`-th row of an episode; `steps` rows of it came before."""
+def _cut_at_horizon(
+    ends: Bool[np.ndarray, " rows"], steps: int, horizon: int
+) -> Int[np.ndarray, " cuts"]:
+    """Mark, in place, every `horizon`-th row of an episode; `steps` rows of it came before.
+    Returns the rows that were not marked before."""
+    found = [np.zeros(0, dtype=np.int64)]
     last = np.append(np.flatnonzero(ends), len(ends))
     first = np.concatenate([[-steps], last[:-1] + 1])
     long = last - first >= horizon
     for begin, end in zip(first[long].tolist(), last[long].tolist(), strict=True):
         cuts = np.arange(begin + horizon - 1, end, horizon)
-        ends[cuts[cuts >= 0]] = True
+        found.append(cuts[cuts >= 0])
+    ends[np.concatenate(found)] = True
+    return np.concatenate(found)

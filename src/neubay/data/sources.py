@@ -96,13 +96,15 @@ class Source:
         return self.known
 
     def load(self, tell: Tell, memory_limit: int = MEMORY_LIMIT) -> Dataset:
-        """Read it, and say what was concluded from its name and which bounds were assumed."""
+        """Read it, and say what was concluded from its name, which bounds were assumed and whether
+        logs were cut."""
         if self.said is not None:
             tell(self.said)
         dataset = self.read(memory_limit)
         known = self.known is not None or self.action_bounds is not None or self.rows is None
         if not known and self.rows is not None and self.rows.recorded_actions is None:
             dataset.tell_assumed_bounds(tell)
+        dataset.tell_cuts(tell)
         return dataset
 
 
@@ -196,7 +198,7 @@ def _file_source(
         )
 
     def read(memory_limit: int) -> Dataset:
-        tape, chosen = tape_of(
+        laid = tape_of(
             rows,
             found.task,
             path.stem,
@@ -204,7 +206,15 @@ def _file_source(
             origin=_origin(path),
             memory_limit=memory_limit,
         )
-        return Dataset(tape, chosen, path.stem, str(path), found.published, rows.column_names)
+        return Dataset(
+            laid.tape,
+            laid.task,
+            path.stem,
+            str(path),
+            found.published,
+            rows.column_names,
+            laid.cut,
+        )
 
     return Source(found.task, found.published, rows, read, found.said, bounds)
 

@@ -21,7 +21,7 @@ from neubay.tape import Tape
 MEMORY_LIMIT = 1 << 30
 """Bytes of a tape beyond which it is kept in files and memory-mapped."""
 
-CACHE_LAYOUT = 2
+CACHE_LAYOUT = 3
 """Counted up when the meaning of the cached files changes."""
 
 FIELDS = ("state", "action", "reward", "terminated", "start", "real")

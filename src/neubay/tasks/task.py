@@ -177,6 +177,12 @@ class Task:
         if self.env_name is None:
             object.__setattr__(self, "env_name", self.env_id)
 
+    @property
+    def cuts_long_logs(self) -> bool:
+        """Own data: an episode that is longer than T is read as several. In data of the paper's
+        benchmarks, as published, the world is shown the whole of it and the agent T steps."""
+        return self.benchmark == "other" and not self.split_by_timeouts_only
+
     def to_unit(self, actions: np.ndarray) -> Float[np.ndarray, "*batch a"]:
         """Environment actions -> tape actions: scaled to [-1, 1], or one-hot."""
         if isinstance(self.actions, DiscreteActions):

@@ -126,9 +126,7 @@ class Dataset:
         rows = Rows(file=name, **columns)
         known = get_task(task) if isinstance(task, str) else task
         laid = tape_of(rows, known, name, action_bounds=action_bounds)
-        dataset = cls(
-            laid.tape, laid.task, name, source=name, column_names=column_names, cut=laid.cut
-        )
+        dataset = cls(laid.tape, laid.task, name, name, None, column_names, laid.cut)
         if known is None and action_bounds is None:
             dataset.tell_assumed_bounds(tell)
         dataset.tell_cuts(tell)

@@ -208,6 +208,17 @@ def test_collect_is_deterministic_and_keeps_its_provenance(run: Run) -> None:
         assert json.loads(file.attrs["provenance"]) == provenance
 
 
+def test_collect_in_the_environment_of_a_task_file(run: Run) -> None:
+    text = "{name: rig, state_size: 3, actions: {low: [-2], high: [2]}, horizon: 40%s}"
+    Path("rig.yaml").write_text(text % ", environment: Pendulum-v1")
+    code, out, _ = run("data", "collect", "rig.yaml", "rig.hdf5", "--episodes", "3")
+    assert code == 0 and "3 episodes, 120 transitions" in out
+    assert run("data", "validate", "rig.hdf5", "--task-file", "rig.yaml")[0] == 0
+    Path("plant.yaml").write_text(text % "")
+    code, _, err = run("data", "collect", "plant.yaml", "plant.hdf5")
+    assert code == 2 and "has no environment" in err
+
+
 # --- download ------------------------------------------------------------------------------
 
 

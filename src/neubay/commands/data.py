@@ -38,7 +38,8 @@ TargetArgument = Annotated[
     ),
 ]
 TaskArgument = Annotated[
-    tyro.conf.Positional[str], described("TASK", "A task such as 'pendulum' or 'd4rl/hopper'.")
+    tyro.conf.Positional[str],
+    described("TASK", "A task such as 'pendulum' or 'd4rl/hopper', or a task file."),
 ]
 NameArgument = Annotated[
     tyro.conf.Positional[str], described("NAME", "As in 'neubay data list': hopper-medium-v2.")
@@ -169,10 +170,11 @@ def collect(
     from neubay.data.convert import parse_target, write
     from neubay.data.files import refuse_existing
     from neubay.tasks import get_task
+    from neubay.tasks.files import is_task_file, read_task
 
     if not force:
         refuse_existing(parse_target(target).path)  # before hours of collecting
-    chosen = get_task(task)
+    chosen = read_task(Path(task)) if is_task_file(task) else get_task(task)
     if episodes is None and steps is None:
         episodes = 100
     actions = (
@@ -187,7 +189,7 @@ def collect(
             episodes=episodes,
             steps=steps,
             seed=seed,
-            name=f"{task}-{behaviour}",
+            name=f"{chosen.name}-{behaviour}",
             progress=lambda done: advance(done, None),
         )
     place = write(

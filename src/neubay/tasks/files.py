@@ -127,11 +127,19 @@ class Formula:
         return low + (unit + 1) * (high - low) / 2
 
 
+def is_task_file(name: str) -> bool:
+    """Whether a name is that of a task file, and not of a task."""
+    return Path(name).suffix.lower() in (".py", *_YAML)
+
+
+_YAML = (".yaml", ".yml")
+
+
 def read_task(path: Path) -> Task:
     """The task of a file, tried out: what is wrong with it is said here, not in a training."""
     if path.suffix.lower() == ".py":
         task = _run(path)
-    elif path.suffix.lower() in (".yaml", ".yml"):
+    elif path.suffix.lower() in _YAML:
         task = _from_settings(path, validated(TaskSettings, read_yaml(path), str(path)))
     else:
         raise TaskError(f"{path}: a task file is .yaml or .py")

@@ -197,6 +197,16 @@ def test_without_a_task_sizes_and_horizon_come_from_the_data() -> None:
     assert dataset.published is None
 
 
+def test_where_no_episode_ran_out_of_time_the_horizon_is_the_usual_one() -> None:
+    """Falls after nine steps do not say that nobody stands for longer."""
+    log, said = make_log([9, 5, 9, 2]), list[str]()
+    dataset = Dataset.from_arrays(**log.arrays(), action_bounds=(-1, 1), tell=said.append)
+    assert dataset.task.horizon == 1000
+    assert len(said) == 1 and "ends in a terminal state after 9 steps" in said[0]
+    long = Dataset.from_arrays(**make_log([1500, 5]).arrays(), tell=said.append)
+    assert long.task.horizon == 1500
+
+
 def test_lists_and_columns_of_one_are_taken() -> None:
     log = make_log()
     plain = Dataset.from_arrays(**log.arrays())

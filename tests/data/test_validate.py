@@ -38,9 +38,10 @@ def test_clean_data_has_no_findings() -> None:
 
 
 def test_no_task_is_a_note() -> None:
-    finding = only(findings_of(make_log(LENGTHS), None))
+    finding, horizon = findings_of(make_log(LENGTHS), None)
     assert (finding.severity, finding.row) == ("note", None)
     assert "no known task" in finding.message
+    assert "longest episode ends in a terminal state after 30 steps" in horizon.message
 
 
 @pytest.mark.parametrize("key", ["states", "actions", "rewards", "next_states"])
@@ -302,7 +303,7 @@ def test_findings_of_files_come_worst_first_and_name_the_file(tmp_path: Path) ->
         for key, values in log.d4rl().items():
             file[key] = values
     found = validate(f"d4rl:{path}")
-    assert [finding.severity for finding in found] == ["error", "warning", "note"]
+    assert [finding.severity for finding in found] == ["error", "warning", "note", "note"]
     assert {finding.file for finding in found} == {str(path)}
     assert str(found[0]).startswith(f"{path}: 'rewards' row 5: ")
 

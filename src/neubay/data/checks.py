@@ -9,7 +9,15 @@ from jaxtyping import Bool, Float, Int
 from neubay.data.findings import Finding, Severity, Tally, error
 from neubay.data.layout import as_float32, not_action_numbers, outside_bounds
 from neubay.data.plausibility import ActionUse, FarValues, Repeats
-from neubay.data.rows import BLOCK_ROWS, HOW_TO_SET_HORIZON, Block, Flags, Rows, cut_said
+from neubay.data.rows import (
+    BLOCK_ROWS,
+    HOW_TO_SET_HORIZON,
+    Block,
+    Flags,
+    Rows,
+    cut_said,
+    open_horizon,
+)
 from neubay.tasks import DiscreteActions, Task
 
 TOLERATED_CONTRADICTIONS = 1e-4
@@ -333,6 +341,10 @@ class Episodes:
         self, first: np.ndarray, steps: np.ndarray, terminal: np.ndarray
     ) -> Iterator[Finding]:
         """Episodes that were cut at many lengths, or a single one, tell nothing of T."""
+        said = open_horizon(steps, terminal)
+        if said is not None:
+            yield self._finding("note", 0, said, HOW_TO_SET_HORIZON)
+            return
         cut = steps[~terminal]
         longest = int(steps.max())
         reaching = int((cut == longest).sum())

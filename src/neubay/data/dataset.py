@@ -12,14 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from neubay.config import Facts
 from neubay.data.layout import Bound, tape_of
-from neubay.data.rows import (
-    HOW_TO_SET_HORIZON,
-    Column,
-    ColumnNames,
-    Rows,
-    cut_said,
-    spans,
-)
+from neubay.data.rows import Column, ColumnNames, Rows, spans
 from neubay.data.store import FIELDS, fields, gather, release
 from neubay.data.tables import GAP, frame_table, steps_of
 from neubay.errors import DatasetError
@@ -63,8 +56,8 @@ class Dataset:
     """The name of the paper's dataset this file *is*, such as 'hopper-medium-v2'."""
     column_names: ColumnNames | None = None
     """What its states, actions and reward are called, where that is known."""
-    cut: bool = False
-    """Episodes of the source that are longer than T are several here."""
+    horizon_said: str | None = None
+    """What is worth saying about T: that it is not to be seen, or shorter than what was logged."""
 
     def __post_init__(self) -> None:
         misfit = None if self.column_names is None else self.column_names.misfit(self.task)
@@ -106,7 +99,7 @@ class Dataset:
                 if not given.
             column_names: what states and actions are called on the plant; policies and their
                 exports say it too.
-            tell: is given, in a sentence, which bounds were assumed, and that a log was cut.
+            tell: is given, in a sentence, which bounds and which T were assumed.
         """
         if task is not None and action_bounds is not None:
             raise DatasetError(
@@ -126,10 +119,11 @@ class Dataset:
         rows = Rows(file=name, **columns)
         known = get_task(task) if isinstance(task, str) else task
         laid = tape_of(rows, known, name, action_bounds=action_bounds)
-        dataset = cls(laid.tape, laid.task, name, name, None, column_names, laid.cut)
+        dataset = cls(laid.tape, laid.task, name, name, None, column_names, laid.horizon_said)
         if known is None and action_bounds is None:
             dataset.tell_assumed_bounds(tell)
-        dataset.tell_cuts(tell)
+        if dataset.horizon_said is not None:
+            tell(dataset.horizon_said)
         return dataset
 
     @classmethod
@@ -325,19 +319,6 @@ class Dataset:
     def identity(self) -> dict[str, str]:
         """Its name and its hash: what is trained on it says so."""
         return {"name": self.name, "hash": self.hash}
-
-    def tell_cuts(self, tell: Tell) -> None:
-        """Say that logs which were longer than T are read in pieces, if so: one ends in the state
-        in which the next begins."""
-        if not self.cut:
-            return
-        first, length = self.bounds
-        final = self.take((first + length)[:-1]).state
-        joined = (final == self.take(first[1:]).state).all(axis=1)
-        if joined.any():
-            logged = np.add.reduceat(length, np.append(0, np.flatnonzero(~joined) + 1))
-            said = cut_said(int(logged.max()), self.task.horizon)
-            tell(f"{self.name}: {said}. {HOW_TO_SET_HORIZON}, if it is another")
 
     def tell_assumed_bounds(self, tell: Tell) -> None:
         """Say which bounds of continuous actions were assumed, and what the data uses of them."""

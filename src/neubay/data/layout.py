@@ -16,11 +16,15 @@ from jaxtyping import Bool, Float, Int
 
 from neubay.data.findings import error
 from neubay.data.rows import (
+    HOW_TO_SET_HORIZON,
+    USUAL_HORIZON,
     Block,
     Flags,
     Keys,
     Rows,
     blocks,
+    cut_said,
+    open_horizon,
     read_flags,
     refuse,
     spans,
@@ -47,8 +51,8 @@ class Laid(NamedTuple):
 
     tape: Tape
     task: Task
-    cut: bool
-    """Episodes were longer than T, and are several on the tape."""
+    horizon_said: str | None
+    """What is worth saying about T: that it is not to be seen, or shorter than what was logged."""
 
 
 def tape_of(
@@ -79,7 +83,11 @@ def tape_of(
         origin=None if origin is None else {**origin, "meaning": meaning(chosen)},
         memory_limit=memory_limit,
     )
-    return Laid(tape, with_longest_episode(chosen, tape) if task is None else chosen, flags.cut)
+    said = _cuts_of(tape) if flags.cut else None
+    if task is None:
+        chosen, unseen = with_horizon(chosen, tape)
+        said = said or unseen
+    return Laid(tape, chosen, None if said is None else f"{name}: {said}. {HOW_TO_SET_HORIZON}")
 
 
 def meaning(task: Task) -> list[Any]:
@@ -307,7 +315,7 @@ def anonymous_task(rows: Rows, name: str, bounds: tuple[Bound, Bound] | None = N
 
     The bounds of its actions are those given, those stored with the data, or else [-1, 1].
 
-    Its horizon is a placeholder until the episodes are known: see `with_longest_episode`.
+    Its horizon is a placeholder until the episodes are known: see `with_horizon`.
     """
     actions: ContinuousActions | DiscreteActions | None = rows.recorded_actions
     if bounds is not None:
@@ -357,7 +365,19 @@ def _discrete_actions(rows: Rows) -> DiscreteActions | None:
     return DiscreteActions(n=highest + 1)
 
 
-def with_longest_episode(task: Task, tape: Tape) -> Task:
-    """An anonymous task with its horizon T: the longest episode."""
-    _, length = episode_bounds(np.asarray(tape.start))
-    return replace(task, horizon=int(length.max()))
+def with_horizon(task: Task, tape: Tape) -> tuple[Task, str | None]:
+    """An anonymous task with its horizon T, which is the longest episode, or else what is said."""
+    first, length = episode_bounds(np.asarray(tape.start))
+    said = open_horizon(length, np.asarray(tape.terminated)[first + length - 1])
+    return replace(task, horizon=USUAL_HORIZON if said else int(length.max())), said
+
+
+def _cuts_of(tape: Tape) -> str | None:
+    """Which logs are read in pieces: one ends in the state in which the next begins."""
+    first, length = episode_bounds(np.asarray(tape.start))
+    state = np.asarray(tape.state)
+    joined = (state[(first + length)[:-1]] == state[first[1:]]).all(axis=1)
+    if not joined.any():
+        return None
+    logged = np.add.reduceat(length, np.append(0, np.flatnonzero(~joined) + 1))
+    return cut_said(int(logged.max()), int(length.max()))

@@ -15,7 +15,7 @@ import numpy as np
 
 from neubay.data.archives import damage_reported, hdf5_column, recorded_names, refuse_link
 from neubay.data.findings import error
-from neubay.data.layout import meaning, outside_bounds, with_longest_episode, write_block
+from neubay.data.layout import meaning, outside_bounds, with_horizon, write_block
 from neubay.data.rows import BLOCK_ROWS, Block, ColumnNames, Keys
 from neubay.data.store import TapeWriter, build_tape
 from neubay.errors import DatasetError
@@ -89,7 +89,7 @@ class MinariSource:
             memory_limit=memory_limit,
         )
         unknown = task is None and not self.horizon_known
-        return tape, with_longest_episode(chosen, tape) if unknown else chosen
+        return tape, with_horizon(chosen, tape)[0] if unknown else chosen
 
     def misfit(self, task: Task) -> str | None:
         """Why the data is not of a task: other sizes, or an action space beyond its bounds."""

@@ -22,9 +22,10 @@ BLOCK_ROWS = 1 << 15
 FLAG_ROWS = 1 << 20
 """Flags read at a time."""
 
-LONGEST_EPISODE, LONGEST_PIECE = 2_000, 1_000
-"""Steps. Where no T is known, a longer episode is taken for a log that nobody interrupted, and is
-read in pieces: a policy that starts anywhere in it can be learned, none that waits for its end."""
+LONGEST_EPISODE, USUAL_HORIZON = 2_000, 1_000
+"""Steps. Where no T is known, an episode longer than the first is taken for a log that nobody
+interrupted, and is read in pieces of at most the second. That is also T where no
+episode ran out of time."""
 
 HOW_TO_SET_HORIZON = "Give the T that is meant as 'horizon' in a task file (--task-file)"
 
@@ -303,7 +304,7 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
             ).as_error()
     flags = Flags(terminals, ends, horizon=None, goes_on=True)
     if not horizon_known:
-        equal = math.ceil(flags.longest / math.ceil(flags.longest / LONGEST_PIECE))
+        equal = math.ceil(flags.longest / math.ceil(flags.longest / USUAL_HORIZON))
         return replace(flags, horizon=equal if flags.longest > LONGEST_EPISODE else None)
     if timeouts is None and rows.first_rows is None:
         return replace(flags, horizon=task.horizon, goes_on=False)
@@ -357,6 +358,20 @@ def cut_said(longest: int, piece: int) -> str:
     return (
         f"an episode of {longest:,} steps is read in pieces of at most {piece:,} steps (T), each "
         "as an episode of its own"
+    )
+
+
+def open_horizon(
+    steps: Int[np.ndarray, " episodes"], terminal: Bool[np.ndarray, " episodes"]
+) -> str | None:
+    """That T is not to be seen from these lengths, if so: the longest episode, too, was ended by a
+    terminal state, and not by time."""
+    longest = int(steps.max())
+    if longest >= USUAL_HORIZON or not terminal[steps == longest].all():
+        return None
+    return (
+        f"its longest episode ends in a terminal state after {longest:,} steps, which does not "
+        f"tell how long one can be: T is taken to be {USUAL_HORIZON:,} steps"
     )
 
 

@@ -96,15 +96,16 @@ class Source:
         return self.known
 
     def load(self, tell: Tell, memory_limit: int = MEMORY_LIMIT) -> Dataset:
-        """Read it, and say what was concluded from its name, which bounds were assumed and whether
-        logs were cut."""
+        """Read it, and say what was concluded from its name, and which bounds and which T were
+        assumed."""
         if self.said is not None:
             tell(self.said)
         dataset = self.read(memory_limit)
         known = self.known is not None or self.action_bounds is not None or self.rows is None
         if not known and self.rows is not None and self.rows.recorded_actions is None:
             dataset.tell_assumed_bounds(tell)
-        dataset.tell_cuts(tell)
+        if dataset.horizon_said is not None:
+            tell(dataset.horizon_said)
         return dataset
 
 
@@ -213,7 +214,7 @@ def _file_source(
             str(path),
             found.published,
             rows.column_names,
-            laid.cut,
+            laid.horizon_said,
         )
 
     return Source(found.task, found.published, rows, read, found.said, bounds)

@@ -171,9 +171,34 @@ def test_an_uninterrupted_log_is_read_in_equal_pieces(successors: bool) -> None:
     np.testing.assert_array_equal(dataset.tape.state[first[1] - 1], log.states[834])
     np.testing.assert_array_equal(dataset.tape.state[first[1]], log.states[834])
     assert len(said) == 1 and said[0].startswith("plant: an episode of 2,500 steps")
-    assert "in pieces of at most 834 steps" in said[0] and "task file" in said[0]
-    whole = make_log([2_000])
-    assert Dataset.from_arrays(**whole.arrays(), tell=said.append).episodes == 1
+    assert "in pieces of at most 834 (T)" in said[0] and "task file" in said[0]
+    given = Dataset.from_arrays(**arrays, action_bounds=(-1, 1), horizon=5_000)
+    assert given.bounds[1].tolist() == [2_500, 700 if successors else 699]
+    assert given.horizon_said is None and given.task.horizon == 5_000
+
+
+@pytest.mark.parametrize("successors", [True, False])
+@pytest.mark.parametrize("timeouts", [True, False])
+def test_only_what_is_longer_than_any_usual_episode_is_cut(
+    successors: bool, timeouts: bool
+) -> None:
+    """Also where resets are not marked, and stored successors show them."""
+    log = make_log([1_500, 2_100, 1_500, 2_000])
+    log.terminals[:], log.timeouts[np.cumsum([1_500, 2_100, 1_500, 2_000]) - 1] = False, True
+    if not (successors or timeouts):  # one log, as far as anybody can tell
+        return
+    made = Dataset.from_arrays(**log.arrays(successors=successors, timeouts=timeouts))
+    last = 0 if successors else 1
+    assert made.bounds[1].tolist() == [
+        1_500 - last,
+        700,
+        700,
+        700 - last,
+        1_500 - last,
+        2_000 - last,
+    ]
+    assert made.task.horizon == 2_000 - last
+    assert made.horizon_said is not None and f"of {2_100 - last:,} steps" in made.horizon_said
 
 
 def test_a_log_that_is_longer_than_its_task_is_read_in_pieces_of_t() -> None:
@@ -183,6 +208,11 @@ def test_a_log_that_is_longer_than_its_task_is_read_in_pieces_of_t() -> None:
     assert dataset.bounds[1].tolist() == [10, 10, 5, 10] and dataset.task is task
     assert len(said) == 1 and "an episode of 25 steps" in said[0]
     np.testing.assert_array_equal(dataset.histories.length, dataset.bounds[1])
+    # Eleven rows without successors are ten steps: nothing is cut, and no piece is empty.
+    rows = make_log([11, 11])
+    rows.terminals[:], rows.timeouts[[10, 21]] = False, True
+    short = Dataset.from_arrays(**rows.arrays(successors=False), task=task)
+    assert short.bounds[1].tolist() == [10, 10] and short.horizon_said is None
     published = replace(task, benchmark="adroit")  # its histories stop at T, as published
     assert Dataset.from_arrays(**log.arrays(), task=published).bounds[1].tolist() == [25, 10]
 
@@ -199,12 +229,13 @@ def test_without_a_task_sizes_and_horizon_come_from_the_data() -> None:
 
 def test_where_no_episode_ran_out_of_time_the_horizon_is_the_usual_one() -> None:
     """Falls after nine steps do not say that nobody stands for longer."""
-    log, said = make_log([9, 5, 9, 2]), list[str]()
+    log, said = make_log([9, 5, 8, 2]), list[str]()
     dataset = Dataset.from_arrays(**log.arrays(), action_bounds=(-1, 1), tell=said.append)
     assert dataset.task.horizon == 1000
     assert len(said) == 1 and "ends in a terminal state after 9 steps" in said[0]
-    long = Dataset.from_arrays(**make_log([1500, 5]).arrays(), tell=said.append)
-    assert long.task.horizon == 1500
+    for lengths, horizon in (([1500, 5], 1500), ([50, 40, 50], 50), ([9, 9], 9), ([5, 9], 9)):
+        data = Dataset.from_arrays(**make_log(lengths).arrays(), tell=said.append)
+        assert data.task.horizon == horizon, lengths
 
 
 def test_lists_and_columns_of_one_are_taken() -> None:
@@ -308,8 +339,9 @@ def test_wrong_bounds_are_refused(bounds: tuple[object, object]) -> None:
 
 
 def test_bounds_and_a_task_are_one_too_many() -> None:
-    with pytest.raises(DatasetError, match="bounds of its own"):
-        Dataset.from_arrays(**make_log().arrays(), task=small_task(), action_bounds=(-1, 1))
+    for extra in ({"action_bounds": (-1, 1)}, {"horizon": 9}):
+        with pytest.raises(DatasetError, match=f"{next(iter(extra))}: the task has its own"):
+            Dataset.from_arrays(**make_log().arrays(), task=small_task(), **extra)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every source gives the same tape for the same steps, and knows its task."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -404,6 +405,38 @@ def test_minari_by_folder_and_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert dataset.name == "mine/walk-v0"
         assert dataset.task.horizon == expected.task.horizon == 1000  # the longest is terminal
         check_invariants(dataset)
+
+
+def test_long_logs_in_minari_are_cut_as_in_files(tmp_path: Path) -> None:
+    log = make_log([2_500, 30])
+    folder = write_minari(tmp_path / "walk", log, [2_500, 30])
+    said: list[str] = []
+    data = load(folder, tell=said.append)
+    expected = Dataset.from_arrays(**log.arrays())
+    assert data.hash == expected.hash and data.bounds[1].tolist() == [834, 834, 832, 30]
+    assert data.task.horizon == expected.task.horizon == 834
+    assert any("an episode of 2,500 steps is read in pieces" in each for each in said)
+    assert any("an episode of 2,500 steps" in each.message for each in validate(folder))
+    task = small_task(log, horizon=1_000)
+    assert load(folder, task).bounds[1].tolist() == [1_000, 1_000, 500, 30]
+    published = replace(task, benchmark="adroit")
+    assert load(folder, published).bounds[1].tolist() == [2_500, 30]
+
+
+@pytest.mark.parametrize("first", ["none", "long", "published"])
+def test_a_mapped_tape_is_cut_as_the_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """What decides the cuts also tells cached tapes apart."""
+    monkeypatch.setenv("NEUBAY_CACHE", str(tmp_path / "cache"))
+    log = make_log([2_500])
+    path = write_npz(tmp_path / "log.npz", log.d4rl())
+    long = small_task(log, horizon=2_500)
+    tasks = {"none": "none", "long": long, "published": replace(long, benchmark="adroit")}
+    load(path, tasks[first], memory_limit=10)  # is in the cache now
+    for task in tasks.values():
+        mapped, whole = load(path, task, memory_limit=10), load(path, task)
+        assert mapped.hash == whole.hash and mapped.horizon_said == whole.horizon_said
 
 
 def test_minari_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

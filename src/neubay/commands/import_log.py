@@ -95,6 +95,7 @@ def _write(imported: Any, name: str, target: str, *, dry_run: bool, force: bool)
     dataset = Dataset.from_arrays(
         **imported.arrays,
         action_bounds=imported.action_bounds,
+        horizon=len(imported.arrays["rewards"]),  # whole: T is decided by who reads it
         column_names=imported.columns.names,
         name=name,
     )

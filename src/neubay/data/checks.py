@@ -15,8 +15,8 @@ from neubay.data.rows import (
     Block,
     Flags,
     Rows,
-    cut_said,
-    open_horizon,
+    unseen_horizon,
+    unseen_said,
 )
 from neubay.tasks import DiscreteActions, Task
 
@@ -237,7 +237,7 @@ class Episodes:
         self._ends: list[np.ndarray] = []
         self._prints: list[np.ndarray] = []
         self._terminal: list[np.ndarray] = []
-        self._cut: list[np.ndarray] = []  # which of the ends are cuts of a log that goes on
+        self._kept: list[np.ndarray] = []  # ends whose step is kept without a stored successor
         self._open = (np.uint64(0), 0)  # fingerprint and rows of the episode that is running
         width = rows.states.width + rows.actions.width + 1
         self._weights = np.random.default_rng(0).integers(1, 2**63, width, dtype=np.uint64) * 2 + 1
@@ -254,7 +254,7 @@ class Episodes:
             sums[:1] += fingerprint  # as an array: a scalar would warn that it wraps around
         self._ends.append(ends + block.begin)
         self._terminal.append(block.terminals[ends])
-        self._cut.append(np.isin(ends, block.cuts))
+        self._kept.append(np.isin(ends, block.cuts) | block.terminals[ends])
         self._prints.append(sums[: len(ends)])
         running = not block.ends[-1]
         self._open = (sums[-1], int(step[-1]) + 1) if running else (np.uint64(0), 0)
@@ -282,15 +282,11 @@ class Episodes:
         first = last - lengths + 1
         stored = self._rows.next_states is not None
         terminal = np.concatenate(self._terminal)
-        cut = np.concatenate(self._cut)
-        kept = stored | terminal | cut
-        steps = lengths - ~kept  # the others' last step is dropped
+        steps = lengths - ~(stored | np.concatenate(self._kept))  # the others' last is dropped
         if not stored and lengths.max() == 1:  # no step of them leads to anywhere known
             steps = lengths - 1
         yield from self._short(first, steps)
-        if cut.any():
-            yield from self._cuts(first, steps, cut)
-        elif self._horizon_known:
+        if self._horizon_known:
             yield from self._long(first, steps)
         else:
             yield from self._unclear_horizon(first, steps, terminal)
@@ -314,17 +310,6 @@ class Episodes:
                 "If that is most of them, rows may be out of order",
             )
 
-    def _cuts(self, first: np.ndarray, steps: np.ndarray, cut: np.ndarray) -> Iterator[Finding]:
-        begins = np.append(0, np.flatnonzero(~cut)[:-1] + 1)  # of logs, in pieces
-        logged = np.add.reduceat(steps, begins)
-        longest = int(logged.argmax())
-        yield self._finding(
-            "note",
-            int(first[begins[longest]]),
-            cut_said(int(logged[longest]), int(steps.max())),
-            "T is the task's" if self._horizon_known else HOW_TO_SET_HORIZON,
-        )
-
     def _long(self, first: np.ndarray, steps: np.ndarray) -> Iterator[Finding]:
         horizon = self._task.horizon
         rows = first[steps > horizon]
@@ -341,9 +326,10 @@ class Episodes:
         self, first: np.ndarray, steps: np.ndarray, terminal: np.ndarray
     ) -> Iterator[Finding]:
         """Episodes that were cut at many lengths, or a single one, tell nothing of T."""
-        said = open_horizon(steps, terminal)
-        if said is not None:
-            yield self._finding("note", 0, said, HOW_TO_SET_HORIZON)
+        unseen = unseen_horizon(steps, terminal)
+        if unseen is not None:
+            said = unseen_said(int(steps.max()), unseen)
+            yield self._finding("note", int(first[steps.argmax()]), said, HOW_TO_SET_HORIZON)
             return
         cut = steps[~terminal]
         longest = int(steps.max())

@@ -57,7 +57,7 @@ class Dataset:
     column_names: ColumnNames | None = None
     """What its states, actions and reward are called, where that is known."""
     horizon_said: str | None = None
-    """What is worth saying about T: that it is not to be seen, or shorter than what was logged."""
+    """What is worth saying about T: that the data does not show it, or that logs are longer."""
 
     def __post_init__(self) -> None:
         misfit = None if self.column_names is None else self.column_names.misfit(self.task)
@@ -76,6 +76,7 @@ class Dataset:
         *,
         task: Task | str | None = None,
         action_bounds: tuple[Bound, Bound] | None = None,
+        horizon: int | None = None,
         column_names: ColumnNames | None = None,
         name: str = "arrays",
         tell: Tell = log,
@@ -90,6 +91,7 @@ class Dataset:
             terminals: the step ended in a terminal state.
             timeouts: the step was the last of its episode, for another reason. Without them, an
                 episode ends at terminals, where `next_states` jumps, and at the task's horizon.
+                An episode that is longer than T is read in pieces.
             next_states: s_{i+1}. With them, an episode keeps its last step; without, its last
                 row has no successor: the step is kept if it is terminal, or else the row gives
                 the final state only.
@@ -97,14 +99,14 @@ class Dataset:
                 environment and termination rule.
             action_bounds: low and high of continuous actions where there is no task; [-1, 1]
                 if not given.
-            column_names: what states and actions are called on the plant; policies and their
-                exports say it too.
+            horizon: T, the steps of an episode at most, where there is no task. If not given, it
+                is the longest episode, and logs of more than 2,000 steps are read in pieces.
+            column_names: what states and actions are called on the plant, also in exports.
             tell: is given, in a sentence, which bounds and which T were assumed.
         """
-        if task is not None and action_bounds is not None:
-            raise DatasetError(
-                "action_bounds: the task has bounds of its own. Give one of the two."
-            )
+        if task is not None and not (action_bounds is None and horizon is None):
+            given = "horizon" if action_bounds is None else "action_bounds"
+            raise DatasetError(f"{given}: the task has its own. Give one of the two.")
         arrays = {
             "states": states,
             "actions": actions,
@@ -113,12 +115,10 @@ class Dataset:
             "timeouts": timeouts,
             "next_states": next_states,
         }
-        columns: dict[str, Any] = {
-            key: None if values is None else _column(key, values) for key, values in arrays.items()
-        }
+        columns: dict[str, Any] = {key: _column(key, values) for key, values in arrays.items()}
         rows = Rows(file=name, **columns)
         known = get_task(task) if isinstance(task, str) else task
-        laid = tape_of(rows, known, name, action_bounds=action_bounds)
+        laid = tape_of(rows, known, name, action_bounds=action_bounds, horizon=horizon)
         dataset = cls(laid.tape, laid.task, name, name, None, column_names, laid.horizon_said)
         if known is None and action_bounds is None:
             dataset.tell_assumed_bounds(tell)
@@ -183,6 +183,7 @@ class Dataset:
             action_bounds=imported.action_bounds,
             column_names=imported.columns.names,
             name=name,
+            tell=tell,
         )
 
     @cached_property
@@ -346,7 +347,9 @@ class Dataset:
             release(self.tape)
 
 
-def _column(key: str, values: ArrayLike) -> Column:
+def _column(key: str, values: ArrayLike | None) -> Column | None:
+    if values is None:
+        return None
     try:
         return Column(key, np.asarray(values))
     except ValueError as problem:  # a ragged list

@@ -9,6 +9,7 @@ such row has no step at all and is left out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,19 +18,19 @@ from jaxtyping import Bool, Float, Int
 from neubay.data.findings import error
 from neubay.data.rows import (
     HOW_TO_SET_HORIZON,
-    USUAL_HORIZON,
     Block,
     Flags,
     Keys,
     Rows,
     blocks,
     cut_said,
-    open_horizon,
     read_flags,
     refuse,
     spans,
     structure_findings,
     task_findings,
+    unseen_horizon,
+    unseen_said,
 )
 from neubay.data.store import MEMORY_LIMIT, TapeWriter, build_tape, fields
 from neubay.tape import Tape, episode_bounds
@@ -52,7 +53,7 @@ class Laid(NamedTuple):
     tape: Tape
     task: Task
     horizon_said: str | None
-    """What is worth saying about T: that it is not to be seen, or shorter than what was logged."""
+    """What is worth saying about T: that the data does not show it, or that logs are longer."""
 
 
 def tape_of(
@@ -61,6 +62,7 @@ def tape_of(
     name: str,
     *,
     action_bounds: tuple[Bound, Bound] | None = None,
+    horizon: int | None = None,
     origin: dict[str, Any] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Laid:
@@ -69,25 +71,26 @@ def tape_of(
     Args:
         task: none makes one from the data, called `name`.
         action_bounds: low and high of continuous actions where there is no task.
+        horizon: T where there is no task; none: as the data shows it.
         origin: what identifies the rows; with it, a tape larger than `memory_limit` is put into
             the cache and memory-mapped.
     """
     refuse(structure_findings(rows))
     chosen = anonymous_task(rows, name, action_bounds) if task is None else task
+    chosen = chosen if horizon is None else replace(chosen, horizon=horizon)
     refuse(task_findings(rows, chosen))
-    flags = read_flags(rows, chosen, horizon_known=task is not None)
+    known = task is not None or horizon is not None
+    flags = read_flags(rows, chosen, horizon_known=known)
     tape = build_tape(
         lambda writer: lay_out(rows, chosen, flags, writer),
         rows=expected_rows(rows, flags),
         sizes=(chosen.state_size, chosen.actions.size),
-        origin=None if origin is None else {**origin, "meaning": meaning(chosen)},
+        origin=None
+        if origin is None
+        else {**origin, "meaning": meaning(chosen), "cuts": sha256(flags.cuts.data).hexdigest()},
         memory_limit=memory_limit,
     )
-    said = _cuts_of(tape) if flags.cut else None
-    if task is None:
-        chosen, unseen = with_horizon(chosen, tape)
-        said = said or unseen
-    return Laid(tape, chosen, None if said is None else f"{name}: {said}. {HOW_TO_SET_HORIZON}")
+    return with_horizon(tape, chosen, name, flags.longest_cut, known=known)
 
 
 def meaning(task: Task) -> list[Any]:
@@ -181,7 +184,7 @@ def _copier(
 def expected_rows(rows: Rows, flags: Flags) -> int:
     """Rows of the tape, if the flags mark all episode ends."""
     stored = rows.next_states is not None
-    return len(rows) + int((flags.ends & (stored | flags.terminals)).sum())
+    return len(rows) + int((flags.ends & (stored | flags.terminals)).sum()) + len(flags.cuts)
 
 
 # --------------------------------------------------------------------------------- values
@@ -365,19 +368,18 @@ def _discrete_actions(rows: Rows) -> DiscreteActions | None:
     return DiscreteActions(n=highest + 1)
 
 
-def with_horizon(task: Task, tape: Tape) -> tuple[Task, str | None]:
-    """An anonymous task with its horizon T, which is the longest episode, or else what is said."""
+def with_horizon(tape: Tape, task: Task, name: str, longest_cut: int, *, known: bool) -> Laid:
+    """The tape with its task, whose horizon T may not be known yet: that is the longest episode,
+    unless it does not show T."""
     first, length = episode_bounds(np.asarray(tape.start))
-    said = open_horizon(length, np.asarray(tape.terminated)[first + length - 1])
-    return replace(task, horizon=USUAL_HORIZON if said else int(length.max())), said
-
-
-def _cuts_of(tape: Tape) -> str | None:
-    """Which logs are read in pieces: one ends in the state in which the next begins."""
-    first, length = episode_bounds(np.asarray(tape.start))
-    state = np.asarray(tape.state)
-    joined = (state[(first + length)[:-1]] == state[first[1:]]).all(axis=1)
-    if not joined.any():
-        return None
-    logged = np.add.reduceat(length, np.append(0, np.flatnonzero(~joined) + 1))
-    return cut_said(int(logged.max()), int(length.max()))
+    unseen, longest = None, int(length.max())
+    if not known:
+        unseen = unseen_horizon(length, np.asarray(tape.terminated)[first + length - 1])
+        task = replace(task, horizon=unseen or longest)
+    if longest_cut:
+        said = cut_said(longest_cut, task.horizon)
+    elif unseen:
+        said = unseen_said(longest, unseen)
+    else:
+        return Laid(tape, task, None)
+    return Laid(tape, task, f"{name}: {said}" + ("" if known else f". {HOW_TO_SET_HORIZON}"))

@@ -1,27 +1,30 @@
 """Minari datasets, by id or by folder, read with the Minari library.
 
-Episodes come whole and with their final state: nothing has to be split or guessed.
+Episodes come with their final state: nothing has to be guessed.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from jaxtyping import Int
 
 from neubay.data.archives import damage_reported, hdf5_column, recorded_names, refuse_link
 from neubay.data.findings import error
-from neubay.data.layout import meaning, outside_bounds, with_horizon, write_block
-from neubay.data.rows import BLOCK_ROWS, Block, ColumnNames, Keys
+from neubay.data.layout import Laid, meaning, outside_bounds, with_horizon, write_block
+from neubay.data.rows import BLOCK_ROWS, Block, ColumnNames, Keys, cuts_of
 from neubay.data.store import TapeWriter, build_tape
 from neubay.errors import DatasetError
-from neubay.tape import Tape
 from neubay.tasks import ContinuousActions, DiscreteActions, Reference, Task
 
+Cuts = Callable[[int], Int[np.ndarray, " cuts"]]
+"""From the steps of an episode to the steps before each of its cuts."""
 ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -66,9 +69,11 @@ class MinariSource:
     """The number of the first discrete action."""
     dataset: Any
 
-    def tape(self, task: Task | None, memory_limit: int) -> tuple[Tape, Task]:
+    def tape(self, task: Task | None, memory_limit: int) -> Laid:
         """The episodes as a tape of the task; none for the task of Minari's metadata."""
         chosen = self.task if task is None else task
+        known = task is not None or self.horizon_known
+        cut: list[int] = []  # steps of the episodes that are read in pieces
         if self._other_sizes(chosen):
             raise DatasetError(
                 f"{self.folder}: has {_describe(self.task)}, but task '{chosen.name}' has "
@@ -77,7 +82,7 @@ class MinariSource:
         file = self.folder / "data" / "main_data.hdf5"
         status = (file if file.exists() else self.folder).stat()
         tape = build_tape(
-            lambda writer: self._write(chosen, writer),
+            lambda writer: self._write(chosen, writer, partial(_cuts, chosen, known, cut)),
             rows=self.steps + self.episodes,
             sizes=(chosen.state_size, chosen.actions.size),
             origin={
@@ -85,11 +90,11 @@ class MinariSource:
                 "size": status.st_size,
                 "modified": status.st_mtime_ns,
                 "meaning": meaning(chosen),
+                "cuts": [known, chosen.cuts_long_logs],
             },
             memory_limit=memory_limit,
         )
-        unknown = task is None and not self.horizon_known
-        return tape, with_horizon(chosen, tape)[0] if unknown else chosen
+        return with_horizon(tape, chosen, self.name, max(cut, default=0), known=known)
 
     def misfit(self, task: Task) -> str | None:
         """Why the data is not of a task: other sizes, or an action space beyond its bounds."""
@@ -110,14 +115,14 @@ class MinariSource:
             or ours.actions.size != theirs.actions.size
         )
 
-    def _write(self, task: Task, writer: TapeWriter) -> None:
+    def _write(self, task: Task, writer: TapeWriter, cuts: Cuts) -> None:
         keys = Keys(str(self.folder), "observations", "actions", "rewards", "observations")
-        for block in self._blocks():
+        for block in self._blocks(cuts):
             write_block(block, keys, task, writer)
         if not writer.rows:
             raise DatasetError(f"{self.folder}: has no steps. Record at least one episode.")
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self, cuts: Cuts) -> Iterator[Block]:
         """Whole episodes, joined to blocks of a good size; rows are numbered over all steps."""
         waiting: list[list[np.ndarray]] = []
         begin = rows = 0
@@ -125,10 +130,10 @@ class MinariSource:
             waiting.append(episode)
             rows += len(episode[2])
             if rows >= BLOCK_ROWS:
-                yield _block(begin, waiting)
+                yield _block(begin, waiting, cuts)
                 waiting, begin, rows = [], begin + rows, 0
         if waiting:
-            yield _block(begin, waiting)
+            yield _block(begin, waiting, cuts)
 
     def _episodes(self) -> Iterator[list[np.ndarray]]:
         """Observations, actions, rewards and terminations of every episode that has a step."""
@@ -329,9 +334,23 @@ def _reference(metadata: dict[str, Any]) -> Reference | None:
     return None
 
 
-def _block(begin: int, episodes: list[list[np.ndarray]]) -> Block:
-    """Episodes end to end."""
-    lengths = [len(rewards) for _, _, rewards, _ in episodes]
+def _cuts(task: Task, known: bool, cut: list[int], steps: int) -> Int[np.ndarray, " cuts"]:
+    """The steps before each cut of an episode; one that is cut is noted."""
+    if known and not task.cuts_long_logs:
+        return np.zeros(0, np.int64)
+    cuts = cuts_of(steps, task.horizon if known else None)
+    cut += [steps] * bool(len(cuts))
+    return cuts
+
+
+def _block(begin: int, episodes: list[list[np.ndarray]], cuts: Cuts) -> Block:
+    """Episodes end to end, long ones in pieces."""
+    lengths = np.concatenate(
+        [
+            np.diff(np.concatenate([[0], cuts(len(rewards)), [len(rewards)]]))
+            for _, _, rewards, _ in episodes
+        ]
+    ).astype(np.int64)
     starts, ends = np.zeros(sum(lengths), dtype=bool), np.zeros(sum(lengths), dtype=bool)
     last = np.cumsum(lengths) - 1
     ends[last] = True

@@ -7,7 +7,7 @@ checked by `layout.py`, which refuses bad ones, and by `checks.py`, which report
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -256,19 +256,11 @@ class Flags:
     terminals: Bool[np.ndarray, " rows"]
     ends: Bool[np.ndarray, " rows"]
     horizon: int | None
-    """Where an episode ends at the latest: T where no timeouts are stored, and in long logs."""
-    goes_on: bool = False
-    """What is cut at the horizon goes on in the next row: these are pieces of one log."""
-
-    @property
-    def longest(self) -> int:
-        """Rows of the longest episode that is marked."""
-        return int(np.diff(np.flatnonzero(self.ends), prepend=-1).max())
-
-    @property
-    def cut(self) -> bool:
-        """There are such logs, unless stored successors show that an end was not marked."""
-        return self.goes_on and self.horizon is not None and self.longest > self.horizon
+    """Where an episode ends at the latest: T where no timeouts are stored."""
+    cuts: Int[np.ndarray, " cuts"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows that end a piece of a log which goes on in the next row."""
+    longest_cut: int = 0
+    """Steps of the longest log that is read in pieces; 0 where none is."""
 
 
 def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
@@ -290,9 +282,11 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
         if timeouts is not None:
             terminals &= ~timeouts
         elif horizon_known:
-            # An episode of T steps ran out of time; a shorter one was terminated.
+            # An episode of T steps ran out of time; a shorter one was terminated, and so was a log
+            # that is longer.
             last = np.flatnonzero(ends)
-            ran_out = np.diff(last, prepend=-1) >= task.horizon
+            steps = np.diff(last, prepend=-1)
+            ran_out = steps == task.horizon if task.cuts_long_logs else steps >= task.horizon
             terminals[last[ran_out]] = False
         elif terminals.any():
             raise error(
@@ -302,13 +296,48 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
                 "marks an end, but not whether the episode terminated or ran out of time",
                 "Name the task, whose horizon decides, or store 'terminals' and 'timeouts'",
             ).as_error()
-    flags = Flags(terminals, ends, horizon=None, goes_on=True)
-    if not horizon_known:
-        equal = math.ceil(flags.longest / math.ceil(flags.longest / USUAL_HORIZON))
-        return replace(flags, horizon=equal if flags.longest > LONGEST_EPISODE else None)
-    if timeouts is None and rows.first_rows is None:
-        return replace(flags, horizon=task.horizon, goes_on=False)
-    return replace(flags, horizon=task.horizon if task.cuts_long_logs else None)
+    ends_known = timeouts is not None or rows.first_rows is not None
+    if horizon_known and not (ends_known and task.cuts_long_logs):
+        return Flags(terminals, ends, None if ends_known else task.horizon)
+    return _in_pieces(rows, Flags(terminals, ends, None), task.horizon if horizon_known else None)
+
+
+def _in_pieces(rows: Rows, flags: Flags, horizon: int | None) -> Flags:
+    """The flags, and where episodes that are longer than T are cut."""
+    stored, ends = rows.next_states is not None, flags.ends
+
+    def episodes() -> tuple[np.ndarray, np.ndarray]:
+        last = np.flatnonzero(ends)
+        count = np.diff(last, prepend=-1)
+        return last - count + 1, count - ~(stored | flags.terminals[last])
+
+    first, steps = episodes()
+    if stored and len(cuts_of(int(steps.max()), horizon)):  # unless an end was not marked
+        ends = ends.copy()
+        for block in blocks(rows, flags):
+            ends[block.begin + block.jumps] = True
+        first, steps = episodes()
+    found = [
+        (begin + cuts_of(count, horizon) - 1, count)
+        for begin, count in zip(first.tolist(), steps.tolist(), strict=True)
+        if len(cuts_of(count, horizon))
+    ]
+    if not found:
+        return flags
+    return replace(
+        flags,
+        cuts=np.concatenate([cuts for cuts, _ in found]),
+        longest_cut=max(count for _, count in found),
+    )
+
+
+def cuts_of(steps: int, horizon: int | None) -> Int[np.ndarray, " cuts"]:
+    """The steps before each cut of an episode: every T, or where no T is known equal pieces of
+    what is longer than any usual episode."""
+    piece = horizon or steps
+    if horizon is None and steps > LONGEST_EPISODE:
+        piece = math.ceil(steps / math.ceil(steps / USUAL_HORIZON))
+    return np.arange(max(piece, 1), steps, max(piece, 1))
 
 
 def read_flag(rows: Rows, column: Column) -> Bool[np.ndarray, " rows"]:
@@ -353,25 +382,31 @@ def _first_rows(rows: Rows, column: Column) -> Int[np.ndarray, " episodes"]:
 # -------------------------------------------------------- blocks: rows with episode ends
 
 
-def cut_said(longest: int, piece: int) -> str:
-    """That a log which was longer than T is read in pieces."""
+def cut_said(longest: int, horizon: int) -> str:
+    """That logs which are longer than T are read in pieces."""
     return (
-        f"an episode of {longest:,} steps is read in pieces of at most {piece:,} steps (T), each "
-        "as an episode of its own"
+        f"an episode of {longest:,} steps is read in pieces of at most {horizon:,} (T), each as an "
+        "episode of its own"
     )
 
 
-def open_horizon(
+def unseen_horizon(
     steps: Int[np.ndarray, " episodes"], terminal: Bool[np.ndarray, " episodes"]
-) -> str | None:
-    """That T is not to be seen from these lengths, if so: the longest episode, too, was ended by a
-    terminal state, and not by time."""
+) -> int | None:
+    """T where the data does not show it: the longest episodes were ended by terminal states and not
+    by time. None where one was not, or where most episodes have one length, which is T."""
     longest = int(steps.max())
-    if longest >= USUAL_HORIZON or not terminal[steps == longest].all():
+    reached = steps >= longest - 1  # the last step may not be stored
+    if not terminal[reached].all() or (steps == longest).mean() > 0.5:
         return None
+    return max(longest, USUAL_HORIZON)
+
+
+def unseen_said(longest: int, horizon: int) -> str:
+    """That the data does not show T."""
     return (
-        f"its longest episode ends in a terminal state after {longest:,} steps, which does not "
-        f"tell how long one can be: T is taken to be {USUAL_HORIZON:,} steps"
+        f"the longest episode ends in a terminal state after {longest:,} steps, which does not "
+        f"tell how long one can be; T is taken to be {horizon:,}"
     )
 
 
@@ -401,8 +436,8 @@ def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
     """Read everything once, and decide where episodes end.
 
     Flags end an episode, and so does a stored successor that is not the next row's state:
-    whatever the flags say, what follows there is another episode. Where the flags have a horizon,
-    an episode ends there at the latest.
+    whatever the flags say, what follows there is another episode. Where there are no timeouts,
+    an episode ends at the horizon T at the latest; and at the cuts of a long log.
     """
     previous_ended = True
     steps = 0  # of the running episode in earlier blocks
@@ -415,10 +450,10 @@ def blocks(rows: Rows, flags: Flags) -> Iterator[Block]:
         if next_states is not None:
             jumps = _jumps(states, next_states, ahead[:1], ends)
             ends[jumps] = True
-        cuts = np.zeros(0, dtype=np.int64)
         if flags.horizon is not None:
-            cuts = _cut_at_horizon(ends, steps, flags.horizon)
-            cuts = cuts if flags.goes_on else cuts[:0]
+            _cut_at_horizon(ends, steps, flags.horizon)
+        cuts = flags.cuts[slice(*np.searchsorted(flags.cuts, (begin, end)))] - begin
+        ends[cuts] = True
         last = np.flatnonzero(ends)
         steps = len(ends) - 1 - int(last[-1]) if len(last) else steps + len(ends)
         starts = np.concatenate([[previous_ended], ends[:-1]])
@@ -461,17 +496,11 @@ def _apart(a: np.ndarray, b: np.ndarray) -> Bool[np.ndarray, " rows"]:
     return ~close.all(axis=1)
 
 
-def _cut_at_horizon(
-    ends: Bool[np.ndarray, " rows"], steps: int, horizon: int
-) -> Int[np.ndarray, " cuts"]:
-    """Mark, in place, every `horizon`-th row of an episode; `steps` rows of it came before.
-    Returns the rows that were not marked before."""
-    found = [np.zeros(0, dtype=np.int64)]
+def _cut_at_horizon(ends: Bool[np.ndarray, " rows"], steps: int, horizon: int) -> None:
+    """Mark, in place, every `horizon`-th row of an episode; `steps` rows of it came before."""
     last = np.append(np.flatnonzero(ends), len(ends))
     first = np.concatenate([[-steps], last[:-1] + 1])
     long = last - first >= horizon
     for begin, end in zip(first[long].tolist(), last[long].tolist(), strict=True):
         cuts = np.arange(begin + horizon - 1, end, horizon)
-        found.append(cuts[cuts >= 0])
-    ends[np.concatenate(found)] = True
-    return np.concatenate(found)
+        ends[cuts[cuts >= 0]] = True

@@ -178,9 +178,10 @@ def _minari_source(
         )
 
     def read(memory_limit: int) -> Dataset:
-        tape, chosen = minari.tape(found.task, memory_limit)
+        laid = minari.tape(found.task, memory_limit)
+        where, names = str(minari.folder), minari.column_names
         return Dataset(
-            tape, chosen, minari.name, str(minari.folder), found.published, minari.column_names
+            laid.tape, laid.task, minari.name, where, found.published, names, laid.horizon_said
         )
 
     return Source(found.task or minari.task, found.published, None, read, found.said)

@@ -15,10 +15,13 @@ from neubay.data.dataset import Dataset
 from neubay.data.findings import Finding, Severity, from_error
 from neubay.data.layout import anonymous_task
 from neubay.data.rows import (
+    HOW_TO_SET_HORIZON,
     Column,
     Flags,
     Rows,
     blocks,
+    cut_said,
+    cuts_of,
     read_flags,
     structure_findings,
     task_findings,
@@ -27,6 +30,8 @@ from neubay.data.sources import Bounds, locate, open_source
 from neubay.data.store import MEMORY_LIMIT, gather
 from neubay.errors import NeubayError
 from neubay.tasks import Task, get_task
+
+AS_GIVEN = "That T was given"
 
 
 def validate(
@@ -56,7 +61,11 @@ def _findings(
 ) -> list[Finding]:
     if isinstance(source, Dataset):
         known = get_task(task) if isinstance(task, str) else task
-        return row_findings(_rows_of_tape(source), known or source.task)
+        found = row_findings(_rows_of_tape(source), known or source.task)
+        if source.horizon_said is not None:
+            said, _, remedy = source.horizon_said.partition(": ")[2].partition(". ")
+            found.append(Finding("note", source.source, None, None, said, remedy or AS_GIVEN))
+        return found
     place = locate(str(source))
     try:
         with open_source(place, task, bounds) as opened:
@@ -91,6 +100,11 @@ def row_findings(
         ends = np.zeros(len(rows), dtype=bool)
         ends[-1] = True
         flags = Flags(np.zeros(len(rows), dtype=bool), ends, None)
+    if flags.longest_cut:
+        piece = int(cuts_of(flags.longest_cut, None if task is None else task.horizon)[0])
+        said = cut_said(flags.longest_cut, piece)
+        remedy = HOW_TO_SET_HORIZON if task is None else AS_GIVEN
+        found.append(Finding("note", rows.file, rows.states.key, None, said, remedy))
     checks = checks_for(rows, chosen, flags, horizon_known=task is not None)
     for block in blocks(rows, flags):
         for check in checks:

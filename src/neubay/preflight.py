@@ -86,9 +86,9 @@ def replay_rows(dataset: Dataset, config: TrainConfig) -> int:
 
 
 def check_environment(dataset: Dataset) -> None:
-    """Refuse a training whose environment cannot be made, before it has cost anything."""
-    if dataset.task.make_env is not None:
-        dataset.task.make_env().close()
+    """Refuse a training whose environment cannot be made, or is another, before it has cost
+    anything."""
+    dataset.task.try_environment()
 
 
 def check_memory(dataset: Dataset, config: TrainConfig, *, begun: bool = False) -> None:

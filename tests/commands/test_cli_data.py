@@ -217,6 +217,11 @@ def test_collect_in_the_environment_of_a_task_file(run: Run) -> None:
     Path("plant.yaml").write_text(text % "")
     code, _, err = run("data", "collect", "plant.yaml", "plant.hdf5")
     assert code == 2 and "has no environment" in err
+    Path("other.yaml").write_text(text % ", environment: CartPole-v1")
+    code, _, err = run("data", "collect", "other.yaml", "other.hdf5")
+    assert code == 2 and "4 numbers in an observation and discrete actions, 2 of them" in err
+    assert run("train", "rig.hdf5", "--task-file", "other.yaml", "--out", "run")[0] == 2
+    assert not Path("run").exists()
 
 
 # --- download ------------------------------------------------------------------------------

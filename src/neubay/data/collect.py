@@ -152,8 +152,9 @@ def _roll(task: Task, behaviour: Behaviour, episodes: int | None, seed: int) -> 
     if task.make_env is None:
         raise TaskError(
             f"task '{task.name}' has no environment, so nothing can be collected in it; "
-            "choose a task that has one"
+            "choose a task that has one, or name it in the task file"
         )
+    task.try_environment()
     rng = np.random.default_rng(seed)
     started = 0
     with contextlib.ExitStack() as stack:

@@ -1,5 +1,6 @@
 """What a task is: sizes, actions, horizon, environment, termination rule and reference returns."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -176,6 +177,28 @@ class Task:
             object.__setattr__(self, "make_env", partial(_make_environment, self.env_id))
         if self.env_name is None:
             object.__setattr__(self, "env_name", self.env_id)
+
+    def try_environment(self) -> None:
+        """Make the environment once, if there is one, and refuse it where its observations or its
+        actions are not of the task's sizes."""
+        if self.make_env is None:
+            return
+        env = self.make_env()
+        env.close()
+        shape, space = env.observation_space.shape, env.action_space
+        numbered = getattr(space, "n", None)
+        theirs = (
+            self.state_size if shape is None else math.prod(shape),
+            "continuous" if numbered is None else "discrete",
+            int(math.prod(space.shape) if numbered is None else numbered),
+        )
+        ours = (self.state_size, self.actions.kind, self.actions.size)
+        if theirs != ours:
+            said = "{} numbers in an observation and {} actions, {} of them".format
+            raise TaskError(
+                f"task '{self.name}': its environment '{self.env_name}' has {said(*theirs)}, and "
+                f"the task {said(*ours)}; correct the sizes, or name the environment that is meant"
+            )
 
     @property
     def cuts_long_logs(self) -> bool:

@@ -13,8 +13,9 @@ from neubay.tasks import ContinuousActions, Task
 
 
 def ones(lengths: list[int], terminal: list[bool], horizon: int, shift: float = 0.0) -> Dataset:
-    """Episodes whose reward is 1, some of which end in a terminal state."""
-    task = Task("ones", 1, ContinuousActions.symmetric(1), horizon=horizon, reward_shift=shift)
+    """Episodes whose reward is 1, some of which end in a terminal state; long ones stay whole."""
+    actions = ContinuousActions.symmetric(1)
+    task = Task("ones", 1, actions, horizon, reward_shift=shift, benchmark="adroit")
     rows, last = sum(lengths), np.cumsum(lengths) - 1
     ends, terminals = np.zeros((2, rows), bool)
     terminals[last[terminal]] = True

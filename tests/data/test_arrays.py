@@ -217,6 +217,20 @@ def test_a_log_that_is_longer_than_its_task_is_read_in_pieces_of_t() -> None:
     assert Dataset.from_arrays(**log.arrays(), task=published).bounds[1].tolist() == [25, 10]
 
 
+def test_resets_that_nothing_marks_are_assumed_at_every_t_and_told() -> None:
+    """Successors show that a log goes on; without them a step is left out, and that is said."""
+    log, said = make_log([25]), list[str]()
+    log.terminals[:] = False
+    task = small_task(log, horizon=10)
+    for successors, lengths in ((True, [10, 10, 5]), (False, [9, 9, 4])):
+        arrays = log.arrays(successors=successors, timeouts=False)
+        data = Dataset.from_arrays(**arrays, task=task, tell=said.append)
+        assert data.bounds[1].tolist() == lengths
+    assert ["read in pieces" in said[0], "a reset is assumed after every 10" in said[1]] == [
+        True
+    ] * 2
+
+
 def test_without_a_task_sizes_and_horizon_come_from_the_data() -> None:
     dataset = Dataset.from_arrays(**make_log([5, 9, 2]).arrays(), name="mine")
     task = dataset.task

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from neubay.data.findings import error
 from neubay.data.rows import (
+    HOW_TO_MARK_RESETS,
     HOW_TO_SET_HORIZON,
     Block,
     Flags,
@@ -26,6 +27,7 @@ from neubay.data.rows import (
     cut_said,
     read_flags,
     refuse,
+    resets_said,
     spans,
     structure_findings,
     task_findings,
@@ -90,7 +92,11 @@ def tape_of(
         else {**origin, "meaning": meaning(chosen), "cuts": sha256(flags.cuts.data).hexdigest()},
         memory_limit=memory_limit,
     )
-    return with_horizon(tape, chosen, name, flags.longest_cut, known=known)
+    laid = with_horizon(tape, chosen, name, flags.longest_cut, known=known)
+    if chosen.cuts_long_logs and flags.resets_assumed:
+        said = f"{name}: {resets_said(chosen.horizon)}. {HOW_TO_MARK_RESETS}"
+        return laid._replace(horizon_said=said)
+    return laid
 
 
 def meaning(task: Task) -> list[Any]:
@@ -371,15 +377,17 @@ def _discrete_actions(rows: Rows) -> DiscreteActions | None:
 def with_horizon(tape: Tape, task: Task, name: str, longest_cut: int, *, known: bool) -> Laid:
     """The tape with its task, whose horizon T may not be known yet: that is the longest episode,
     unless it does not show T."""
+    if known:
+        said = f"{name}: {cut_said(longest_cut, task.horizon)}" if longest_cut else None
+        return Laid(tape, task, said)
     first, length = episode_bounds(np.asarray(tape.start))
-    unseen, longest = None, int(length.max())
-    if not known:
-        unseen = unseen_horizon(length, np.asarray(tape.terminated)[first + length - 1])
-        task = replace(task, horizon=unseen or longest)
+    longest = int(length.max())
+    unseen = unseen_horizon(length, np.asarray(tape.terminated)[first + length - 1])
+    task = replace(task, horizon=unseen or longest)
     if longest_cut:
         said = cut_said(longest_cut, task.horizon)
     elif unseen:
         said = unseen_said(longest, unseen)
     else:
         return Laid(tape, task, None)
-    return Laid(tape, task, f"{name}: {said}" + ("" if known else f". {HOW_TO_SET_HORIZON}"))
+    return Laid(tape, task, f"{name}: {said}. {HOW_TO_SET_HORIZON}")

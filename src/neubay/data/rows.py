@@ -262,6 +262,12 @@ class Flags:
     longest_cut: int = 0
     """Steps of the longest log that is read in pieces; 0 where none is."""
 
+    @property
+    def resets_assumed(self) -> bool:
+        """Ends that nothing marks are taken to be at every T rows."""
+        rows = np.diff(np.flatnonzero(self.ends), prepend=-1)
+        return self.horizon is not None and int(rows.max()) > self.horizon
+
 
 def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
     """Terminals and timeouts end an episode; timeouts alone where the task says so. Own data that
@@ -297,7 +303,8 @@ def read_flags(rows: Rows, task: Task, *, horizon_known: bool = True) -> Flags:
                 "Name the task, whose horizon decides, or store 'terminals' and 'timeouts'",
             ).as_error()
     ends_known = timeouts is not None or rows.first_rows is not None
-    if horizon_known and not (ends_known and task.cuts_long_logs):
+    shown = ends_known or rows.next_states is not None  # successors show where a log goes on
+    if horizon_known and not (shown and task.cuts_long_logs):
         return Flags(terminals, ends, None if ends_known else task.horizon)
     return _in_pieces(rows, Flags(terminals, ends, None), task.horizon if horizon_known else None)
 
@@ -387,6 +394,17 @@ def cut_said(longest: int, horizon: int) -> str:
     return (
         f"an episode of {longest:,} steps is read in pieces of at most {horizon:,} (T), each as an "
         "episode of its own"
+    )
+
+
+HOW_TO_MARK_RESETS = "Store 'timeouts', or 'next_observations', where that is wrong"
+
+
+def resets_said(horizon: int) -> str:
+    """That nothing tells resets from a log that goes on."""
+    return (
+        f"neither timeouts nor successors are stored, so a reset is assumed after every "
+        f"{horizon:,} rows (T), each of which costs a step"
     )
 
 

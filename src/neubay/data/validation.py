@@ -15,6 +15,7 @@ from neubay.data.dataset import Dataset
 from neubay.data.findings import Finding, Severity, from_error
 from neubay.data.layout import anonymous_task
 from neubay.data.rows import (
+    HOW_TO_MARK_RESETS,
     HOW_TO_SET_HORIZON,
     Column,
     Flags,
@@ -23,6 +24,7 @@ from neubay.data.rows import (
     cut_said,
     cuts_of,
     read_flags,
+    resets_said,
     structure_findings,
     task_findings,
 )
@@ -105,6 +107,9 @@ def row_findings(
         said = cut_said(flags.longest_cut, piece)
         remedy = HOW_TO_SET_HORIZON if task is None else AS_GIVEN
         found.append(Finding("note", rows.file, rows.states.key, None, said, remedy))
+    if chosen.cuts_long_logs and flags.resets_assumed:
+        said = resets_said(chosen.horizon)
+        found.append(Finding("note", rows.file, None, None, said, HOW_TO_MARK_RESETS))
     checks = checks_for(rows, chosen, flags, horizon_known=task is not None)
     for block in blocks(rows, flags):
         for check in checks:

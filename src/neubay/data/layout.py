@@ -127,6 +127,8 @@ def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> int
     numbers = range(block.begin, block.begin + len(block.states))
     states = _finite(block.states, keys.file, keys.states, numbers)
     rewards = _finite(block.rewards, keys.file, keys.rewards, numbers)
+    if task.reward_shift:
+        rewards = rewards + np.float32(task.reward_shift)
     actions = _unit_actions(block.actions, task, keys, numbers)
     # The last row of an episode is on the tape twice where its step is kept, whose successor is put
     # into the copy, and not at all where it is the only one and its step is not kept.
@@ -144,8 +146,6 @@ def write_block(block: Block, keys: Keys, task: Task, writer: TapeWriter) -> int
     ):
         copy(values, field)
     out.real[:] = True
-    if task.reward_shift:
-        out.reward[:] += np.float32(task.reward_shift)
     final = ends + shifts[np.searchsorted(odd, ends)] + kept[ends]
     if block.next_states is not None:
         # The other successors are the next row's state, and are checked as such.

@@ -319,23 +319,20 @@ def _in_pieces(rows: Rows, flags: Flags, horizon: int | None) -> Flags:
         return last - count + 1, count - ~(stored | flags.terminals[last])
 
     first, steps = episodes()
-    if stored and len(cuts_of(int(steps.max()), horizon)):  # unless an end was not marked
+    limit = horizon or LONGEST_EPISODE
+    if stored and steps.max() > limit:  # unless an end was not marked
         ends = ends.copy()
         for block in blocks(rows, flags):
             ends[block.begin + block.jumps] = True
         first, steps = episodes()
-    found = [
-        (begin + cuts_of(count, horizon) - 1, count)
-        for begin, count in zip(first.tolist(), steps.tolist(), strict=True)
-        if len(cuts_of(count, horizon))
-    ]
-    if not found:
+    long = steps > limit
+    if not long.any():
         return flags
-    return replace(
-        flags,
-        cuts=np.concatenate([cuts for cuts, _ in found]),
-        longest_cut=max(count for _, count in found),
-    )
+    cuts = [
+        begin + cuts_of(count, horizon) - 1
+        for begin, count in zip(first[long].tolist(), steps[long].tolist(), strict=True)
+    ]
+    return replace(flags, cuts=np.concatenate(cuts), longest_cut=int(steps.max()))
 
 
 def cuts_of(steps: int, horizon: int | None) -> Int[np.ndarray, " cuts"]:

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -88,13 +88,17 @@ def workers(node: Any) -> list[psutil.Process]:
     return found
 
 
-def until(holds: Callable[[], bool], sweep: subprocess.Popen[str], log: Path) -> None:
-    """Wait for something while a sweep goes."""
+Found = TypeVar("Found")
+
+
+def until(look: Callable[[], Found], sweep: subprocess.Popen[str], log: Path) -> Found:
+    """Look for something while a sweep goes, and return it: a second look may find it gone."""
     deadline = time.monotonic() + 280
-    while not holds():
+    while not (found := look()):
         assert sweep.poll() is None, f"the sweep ended: {log.read_text()}"
         assert time.monotonic() < deadline, f"the sweep hangs: {log.read_text()}"
         time.sleep(0.05)
+    return found
 
 
 def begun(directory: Path) -> list[Path]:
@@ -132,18 +136,19 @@ def faults(folder: Path, *, trials: int = 3, changes: dict[str, Any] | None = No
     options = {"trials": trials, "changes": changes}
     with cluster() as made:
         sweep = driver(directory, made.address, **options)
-        until(lambda: bool(begun(directory)), sweep, log)
-        busy = [each for node in made.list_all_nodes() for each in workers(node)]
+        until(lambda: begun(directory), sweep, log)
+        busy = until(
+            lambda: [each for node in made.list_all_nodes() for each in workers(node)], sweep, log
+        )
         busy[0].send_signal(signal.SIGKILL)
-        until(lambda: bool(finished(directory)), sweep, log)
+        until(lambda: finished(directory), sweep, log)
         sweep.kill()
         sweep.wait()
         before = finished(directory)
         sweep = driver(directory, made.address, **options)
         nodes = [node for node in made.list_all_nodes() if node is not made.head_node]
-        until(lambda: any(map(workers, nodes)), sweep, log)
-        busy_node = next(node for node in nodes if workers(node))
-        made.remove_node(busy_node, allow_graceful=False)
+        busy_nodes = until(lambda: [node for node in nodes if workers(node)], sweep, log)
+        made.remove_node(busy_nodes[0], allow_graceful=False)
         assert sweep.wait(280) == 0, log.read_text()
     after = finished(directory)
     assert all(after[run] == written for run, written in before.items()), "a run was done twice"

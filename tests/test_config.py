@@ -81,6 +81,19 @@ def test_what_is_left_to_the_data_follows_by_rule(
     assert (agent.steps, agent.kappa) == (steps, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("foretold", "widen"), [(-0.2, 0.0), (0.0, 0.0), (0.09, 0.0), (0.1, 0.5), (0.9, 0.5)]
+)
+def test_worlds_are_widened_where_actions_follow_from_states(foretold: float, widen: float) -> None:
+    facts = FACTS.model_copy(update={"foretold": foretold})
+    assert settle(preset("cpu"), facts).rollout.widen == widen
+    given = updated(preset("cpu"), {"rollout": {"widen": 0.3}})
+    assert settle(given, facts).rollout.widen == 0.3
+    assert settle(preset("paper"), facts).rollout.widen == 0.0  # as published
+    for relative in ("mbpo", "mopo", "morel", "maple", "oracle"):
+        assert settle(resolve(None, "cpu", relative), facts).rollout.widen == 0.0
+
+
 def test_what_is_given_is_not_left_to_the_data() -> None:
     given = {"agent": {"gamma": 0.9, "steps": 7, "value_unit": 3.0, "kappa": 0.0}}
     config = updated(preset("paper"), given)

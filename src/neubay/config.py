@@ -131,12 +131,16 @@ class RolloutConfig(Section):
     """Share of the rollouts that branch from s_0, where policies will begin."""
     redraw_member: bool = False
     """Draw a new member at every step (MBPO style) instead of one per rollout."""
+    widen: float | None = Field(0.0, ge=0)
+    """k: a rollout lives in m + k (m - m'), for two members m and m' that are drawn for it. Members
+    agree more than they are right, and such worlds lie as far apart as their errors. None: by the
+    data's actions (`settle`)."""
     halt_penalty: float | None = None
     """MOReL: crossing the threshold is terminal and costs this much; none: it only truncates."""
     simulator: bool = False
     """Imagine in the task's simulator in place of the worlds, to see whether these or the agent
     limit a score: no offline learning."""
-    later: ClassVar[frozenset[str]] = frozenset({"simulator"})
+    later: ClassVar[frozenset[str]] = frozenset({"simulator", "widen"})
 
 
 class AgentConfig(Section):
@@ -479,7 +483,7 @@ _CPU: dict[str, Any] = {
         "beta": 0.5,  # halves the error at equal time
         "average": 0.999,
     },
-    "rollout": {"rollouts": 50, "initial_share": 0.2},
+    "rollout": {"rollouts": 50, "initial_share": 0.2, "widen": None},
     "agent": {
         "width": 64,
         "memory": "gated",
@@ -534,11 +538,15 @@ class Facts(Section):
     """T, the longest that an episode can be."""
     reward_rms: float = Field(ge=0)
     """Root mean square of the rewards."""
+    foretold: float = Field(0.0, le=1)
+    """Share of the actions' variance that a linear function of the states foretells: 0 or less for
+    random actions."""
 
 
 STEPS_OF_HORIZON = 40
 SMALLEST_BUDGET, LARGEST_BUDGET = 8_000, 100_000
 LARGEST_GAMMA = 0.997
+WIDENED, LEAST_FORETOLD = 0.5, 0.1
 
 
 def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
@@ -549,6 +557,9 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     steps = 40 T, at least 8,000 and at most 100,000: longer episodes are harder to learn, and take
     longer to imagine; networks need some thousands of steps for the shortest.
     kappa = 1/2.
+    widen = 1/2 where states foretell a tenth of the actions' variance or more, else 0: logs of
+    policies show little of what other actions do, and policies must keep a distance from what only
+    just works in their worlds; logs of random actions show it, and keeping a distance costs.
     """
     agent = config.agent
     gamma = agent.gamma
@@ -559,7 +570,10 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     unit = agent.value_unit or facts.reward_rms / math.sqrt(1 - gamma) or 1.0
     kappa = 0.5 if agent.kappa is None else agent.kappa
     changes = {"gamma": gamma, "steps": steps, "value_unit": unit, "kappa": kappa}
-    return updated(config, {"agent": changes})
+    widen = config.rollout.widen
+    if widen is None:
+        widen = WIDENED if facts.foretold >= LEAST_FORETOLD else 0.0
+    return updated(config, {"agent": changes, "rollout": {"widen": widen}})
 
 
 def known(setting: Value | None) -> Value:
@@ -629,20 +643,32 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
 VARIANTS: dict[str, dict[str, Any]] = {
     "neubay": {},
     "mbpo": {
-        "rollout": {"zeta": None, "horizon": 5, "redraw_member": True},
+        "rollout": {"zeta": None, "horizon": 5, "redraw_member": True, "widen": 0.0},
         "agent": {"memory": "none", "heads": 2, "target_heads": 2, "kappa": 0.05},
     },
     "mopo": {
         "world": {"quantifier": "aleatoric"},
-        "rollout": {"zeta": None, "horizon": 5, "redraw_member": True, "penalty": 1.0},
+        "rollout": {
+            "zeta": None,
+            "horizon": 5,
+            "redraw_member": True,
+            "penalty": 1.0,
+            "widen": 0.0,
+        },
         "agent": {"memory": "none", "heads": 2, "target_heads": 2, "kappa": 0.05},
     },
     "morel": {
-        "rollout": {"zeta": 1.0, "horizon": 500, "redraw_member": True, "halt_penalty": 100.0},
+        "rollout": {
+            "zeta": 1.0,
+            "horizon": 500,
+            "redraw_member": True,
+            "halt_penalty": 100.0,
+            "widen": 0.0,
+        },
         "agent": {"memory": "none", "heads": 2, "target_heads": 2},
     },
     "maple": {
-        "rollout": {"zeta": None, "horizon": 20, "penalty": 0.25},
+        "rollout": {"zeta": None, "horizon": 20, "penalty": 0.25, "widen": 0.0},
         "agent": {"heads": 2, "target_heads": 2, "kappa": 0.05},
     },
     "markov": {"agent": {"memory": "none", "window": 1, "burn_in": 0}},
@@ -662,5 +688,5 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
     # What the agent reaches where its worlds are right: the simulator itself, never unsure.
-    "oracle": {"rollout": {"zeta": None, "simulator": True}},
+    "oracle": {"rollout": {"zeta": None, "simulator": True, "widen": 0.0}},
 }

@@ -148,3 +148,43 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, cache: Path) -> None:
     for damage in (b"", b"nonsense", (folder / "state.npy").read_bytes()[:-40]):
         (folder / "state.npy").write_bytes(damage)
         assert load(path, memory_limit=0).hash == expected
+
+
+# --- What settings may follow from ---------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1), st.booleans())
+@settings(max_examples=20)
+def test_how_much_of_the_actions_the_states_foretell(seed: int, share: float, scaled: bool) -> None:
+    """Of a = share * pi(s) + (1 - share) * chance it is what pi has of the variance, whatever the
+    units and offsets of the states; of random actions nothing."""
+    rng = np.random.default_rng(seed)
+    rows, length = 4000, 100
+    states = rng.normal(size=(rows, 4))
+    follow, chance = np.tanh(0.3 * states[:, :2]), rng.uniform(-0.5, 0.5, (rows, 2))
+    actions = share * follow + (1 - share) * chance
+    seen = 1000 * states + 50 if scaled else states
+    ends = np.arange(rows) % length == length - 1
+    data = Dataset.from_arrays(seen, actions, np.ones(rows), np.zeros(rows, bool), ends)
+    expected = (share * follow).var(axis=0).sum() / actions.var(axis=0).sum()
+    assert data.facts.foretold == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_a_few_rows_foretell_nothing(episodes: int) -> None:
+    """One episode has no other to measure on, and a few rows can be fitted exactly."""
+    rows = 9 * episodes
+    states = np.random.default_rng(0).normal(size=(rows, 6))
+    ends = np.arange(rows) % 9 == 8
+    data = Dataset.from_arrays(
+        states, np.tanh(states[:, :1]), np.ones(rows), np.zeros(rows, bool), ends
+    )
+    assert data.facts.foretold == 0.0
+    still = Dataset.from_arrays(
+        np.ones((400, 2)),
+        np.zeros((400, 1)),
+        np.ones(400),
+        np.zeros(400, bool),
+        np.arange(400) % 50 == 49,
+    )
+    assert still.facts.foretold == 0.0

@@ -69,7 +69,7 @@ class ToyWorld(eqx.Module):
     broken_above: jax.Array | float = jnp.inf
 
     def select(self, member: Any) -> "ToyMembers":
-        return ToyMembers(self, member)
+        return ToyMembers(self, member.astype(jnp.float32))
 
     def uncertainty(self, state: Any, action: Any) -> Any:
         return jnp.abs(state).mean(-1) + 0.1 * action[:, 0]
@@ -77,12 +77,15 @@ class ToyWorld(eqx.Module):
 
 class ToyMembers(eqx.Module):
     world: ToyWorld
-    member: Any
+    member: Any  # its number; between and beyond numbers of members there are worlds as well
+
+    def beyond(self, others: "ToyMembers", widen: float) -> "ToyMembers":
+        return ToyMembers(self.world, self.member + widen * (self.member - others.member))
 
     def sample(self, state: Any, action: Any, keys: Any) -> Any:
-        next_state = 0.9 * state + self.world.drift[self.member]
+        next_state = 0.9 * state + (self.world.drift * self.member - 0.05)[:, None]
         next_state = next_state + 0.1 * action.sum(-1, keepdims=True) + 0.5 * draw(keys, STATE)
-        reward = self.member.astype(jnp.float32) + 0.01 * jnp.tanh(next_state.sum(-1))
+        reward = self.member + 0.01 * jnp.tanh(next_state.sum(-1))
         reward = jnp.where(next_state[:, 1] > self.world.broken_above, jnp.nan, reward)
         return next_state, reward
 
@@ -118,8 +121,7 @@ def dataset() -> Dataset:
 
 @pytest.fixture(scope="module")
 def world() -> ToyWorld:
-    drift = jnp.linspace(-0.05, 0.1, 6)[:, None] * jnp.ones(STATE)
-    return ToyWorld(drift, size=6, broken_above=jnp.array(jnp.inf))
+    return ToyWorld(jnp.array(0.03), size=6, broken_above=jnp.array(jnp.inf))
 
 
 class Scene(NamedTuple):
@@ -146,7 +148,11 @@ def restated(
     keys = jax.random.split(rollout_key, len(scene.member))
     redrawn = jax.random.randint(member_key, (rules.steps, len(keys)), 0, world.size)
     act, look = eqx.filter_jit(policy.act), eqx.filter_jit(world.uncertainty)
-    sample = eqx.filter_jit(lambda world, member, *inputs: world.select(member).sample(*inputs))
+
+    @eqx.filter_jit
+    def sample(world: Any, member: Any, other: Any, *inputs: Any) -> Any:
+        return world.select(member).beyond(world.select(other), rules.widen).sample(*inputs)
+
     tape = dataset.tape
     for k, (first, t) in enumerate(zip(*scene.prefix, strict=True)):
         episode = list(dataset.histories.first).index(first)
@@ -165,6 +171,7 @@ def restated(
         found = {"ending": Ending.UNACTED, "state": [state], "action": [], "reward": []}
         found |= {"terminated": [], "penalty": [], "uncertainty": []}
         start, step_keys = t, jax.random.split(keys[k], (rules.steps, 2))
+        apart = int(jax.random.randint(jax.random.fold_in(keys[k], 0), (), 1, world.size))
         while not done:
             act_key, world_key = step_keys[t - start]
             seen = AgentInput(
@@ -172,7 +179,10 @@ def restated(
             )
             memory, action = act(memory, seen, act_key[None])
             member = int(redrawn[t - start, k] if rules.redraw_member else scene.member[k])
-            answer = sample(world, jnp.array([member]), state[None], action, world_key[None])
+            other = (member + apart) % world.size
+            answer = sample(
+                world, *jnp.array([[member], [other]]), state[None], action, world_key[None]
+            )
             next_state, reward = (np.asarray(leaf[0]) for leaf in answer)
             uncertainty = float(look(state[None], action)[0]) if rules.uses_uncertainty else 0.0
             if not (np.isfinite(next_state).all() and np.isfinite(reward)):
@@ -226,6 +236,7 @@ RULES = {
         horizon=HORIZON, termination=termination, threshold=1.0, penalty=0.5, halt_penalty=100.0
     ),
     "redraw": Rules(horizon=HORIZON, max_steps=9, redraw_member=True),
+    "wide": Rules(horizon=HORIZON, termination=termination, threshold=1.2, widen=0.5),
 }
 
 

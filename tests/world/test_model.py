@@ -199,6 +199,29 @@ def test_a_step_is_a_draw_from_the_rollouts_own_member_in_the_datas_units(
     np.testing.assert_allclose(step.uncertainty, measured, rtol=1e-5)
 
 
+def test_worlds_beyond_the_members_lie_further_apart_by_a_known_factor() -> None:
+    """m + k (m - m') over all pairs: the members' mean, and sqrt((1 + k)^2 + k^2) times their
+    spread, less what the mean over pairs of different members takes off."""
+    k = 0.6
+    world = make_world().with_noise(jnp.float32(0))
+    one, other = np.nonzero(~np.eye(MEMBERS, dtype=bool))
+    pairs = len(one)
+    state, action = (jnp.tile(leaf, (pairs, 1)) for leaf in states_and_actions(1))
+    keys = jax.random.split(jax.random.key(0), pairs)
+
+    @eqx.filter_jit
+    def sample(world: World, one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return world.select(one).beyond(world.select(other), k).sample(state, action, keys)
+
+    next_state, reward = sample(world, jnp.asarray(one), jnp.asarray(other))
+    found = np.column_stack([(next_state - state) / SCALER.state_std, (reward - 5.0) / 2.0])
+    mean = np.asarray(eqx.filter_jit(World.predict)(world, state[:1], action[:1]).mean[:, 0])
+    np.testing.assert_allclose(found, mean[one] + k * (mean[one] - mean[other]), atol=1e-4)
+    np.testing.assert_allclose(found.mean(axis=0), mean.mean(axis=0), atol=1e-4)
+    wider = (1 + k) ** 2 + k**2 + 2 * k * (1 + k) / (MEMBERS - 1)
+    np.testing.assert_allclose(found.var(axis=0), wider * mean.var(axis=0), rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_a_bandit_has_rewards_and_no_dynamics() -> None:
     world = make_world(reward_only=True)

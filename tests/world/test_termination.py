@@ -15,7 +15,7 @@ from helpers.small_runs import tiny
 from helpers.walks import LIMIT, LONGEST, walks
 from neubay import imagination
 from neubay import world as worlds
-from neubay.config import WorldConfig, updated
+from neubay.config import WorldConfig, settle, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
 from neubay.experience import rollout_rules
@@ -191,7 +191,7 @@ def test_only_what_is_learned_makes_another_world(data: Dataset) -> None:
 def test_a_learned_end_ends_a_rollout_and_does_not_bootstrap(
     fitted: FittedWorld, data: Dataset
 ) -> None:
-    config = updated(tiny(), {"rollout": {"zeta": None, "rollouts": 24}})
+    config = settle(updated(tiny(), {"rollout": {"zeta": None, "rollouts": 24}}), data.facts)
     rules = rollout_rules(config, data, fitted)
     assert rules.learned and rules.termination is None
     rng = np.random.default_rng(0)

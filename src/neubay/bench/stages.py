@@ -28,6 +28,7 @@ from neubay.config import (
     Published,
     TrainConfig,
     WorldConfig,
+    known,
     resolve,
     settle,
     updated,
@@ -150,7 +151,7 @@ def setting(name: str = "d4rl/halfcheetah", size: Preset = "paper") -> tuple[Tas
     the costs of."""
     task = get_task(name)
     settings = resolve(Published(benchmark=task.benchmark), size)
-    return task, settle(settings, Facts(horizon=task.horizon, reward_rms=1.0))
+    return task, settle(settings, Facts(horizon=task.horizon, reward_rms=1.0, foretold=1.0))
 
 
 # --- The agent -----------------------------------------------------------------------------------
@@ -197,6 +198,9 @@ class Countdown(eqx.Module):
 
     def select(self, member: Int[Array, " k"]) -> "Countdown":
         return Countdown(self.world.select(member))
+
+    def beyond(self, others: "Countdown", widen: float) -> "Countdown":
+        return Countdown(self.world.beyond(others.world, widen))
 
     def sample(
         self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
@@ -260,7 +264,11 @@ def _timed_rollouts(task: Task, config: TrainConfig, *, histories: bool) -> Time
     lengths = rng.permutation(np.clip(np.ceil(spread), 1, horizon))
     branches.inputs.state[:, 0] = lengths
     rules = imagination.Rules(
-        horizon=2 * horizon, max_steps=horizon, termination=_counted_down, threshold=1e9
+        horizon=2 * horizon,
+        max_steps=horizon,
+        termination=_counted_down,
+        threshold=1e9,
+        widen=known(config.rollout.widen),
     )
     member = imagination.draw_members(rng, count, world.size)
     rows, history_rows = int(lengths.sum()), int(np.sum(prefix.length))

@@ -23,6 +23,9 @@ from neubay.tasks import ContinuousActions, Task, get_task
 PIECE_ROWS = 1 << 18
 """Rows looked at together when the whole tape is read; bounds memory where it is mapped."""
 
+FORETOLD_ROWS = 50_000
+"""Rows, at most, that tell whether actions follow from states."""
+
 ArrayLike = np.ndarray | Sequence[Any]
 
 
@@ -302,8 +305,26 @@ class Dataset:
             for _, piece in self.pieces()
         )
         return Facts(
-            horizon=self.task.horizon, reward_rms=math.sqrt(squares / max(self.transitions, 1))
+            horizon=self.task.horizon,
+            reward_rms=math.sqrt(squares / max(self.transitions, 1)),
+            foretold=self._foretold(),
         )
+
+    def _foretold(self) -> float:
+        """Share of the actions' variance that a linear function of the states foretells: fitted to
+        every second episode, and measured on the others; 0 where there are too few to tell."""
+        rows = self.world_rows[:: max(math.ceil(len(self.world_rows) / FORETOLD_ROWS), 1)]
+        some, fitted = self.take(rows), self.episode_of(rows) % 2 == 0
+        states, actions = (np.asarray(leaf, np.float64) for leaf in (some.state, some.action))
+        if min(fitted.sum(), (~fitted).sum()) < 2 * (states.shape[1] + 1):
+            return 0.0
+        spread = states.std(axis=0)
+        states = (states - states.mean(axis=0)) / np.where(spread < 1e-12, 1.0, spread)
+        inputs = np.column_stack([np.clip(states, -5, 5), np.ones(len(states))])
+        weights = np.linalg.lstsq(inputs[fitted], actions[fitted], rcond=None)[0]
+        total = actions[~fitted].var(axis=0).sum()
+        left = (actions - inputs @ weights)[~fitted].var(axis=0).sum()
+        return float(1 - left / total) if total > 0 else 0.0
 
     @cached_property
     def hash(self) -> str:

@@ -32,6 +32,7 @@ class Draws(NamedTuple):
     policy_key: Key[Array, "steps k"]
     world_key: Key[Array, "steps k"]
     member: Int[Array, "steps k"]
+    other: Int[Array, "steps k"]  # another member, from which a world lies further away
 
     def at(self, step: Int[Array, ""], slot: Int[Array, " w"]) -> "Draws":
         """The draws of one step, leaves (w,)."""
@@ -45,12 +46,20 @@ def draw(key: Key[Array, ""], member: Int[Array, " k"], rules: Rules, members: i
     """
     shape = rules.steps, len(member)
     rollout_key, member_key = jax.random.split(key)
-    keys = jax.vmap(lambda key: jax.random.split(key, (rules.steps, 2)), out_axes=1)(
-        jax.random.split(rollout_key, len(member))
-    )
+    rollout_keys = jax.random.split(rollout_key, len(member))
+    keys = jax.vmap(lambda key: jax.random.split(key, (rules.steps, 2)), out_axes=1)(rollout_keys)
     if rules.redraw_member:
         member = jax.random.randint(member_key, shape, 0, members)
-    return Draws(keys[..., 0], keys[..., 1], jnp.broadcast_to(member, shape))
+    other = member
+    if rules.widen and members > 1:
+        apart = jax.vmap(lambda key: jax.random.randint(jax.random.fold_in(key, 0), (), 1, members))
+        other = (member + apart(rollout_keys)) % members
+    return Draws(
+        keys[..., 0],
+        keys[..., 1],
+        jnp.broadcast_to(member, shape),
+        jnp.broadcast_to(other, shape),
+    )
 
 
 class Live(NamedTuple):

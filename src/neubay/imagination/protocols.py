@@ -36,6 +36,15 @@ class EndingDynamics(Dynamics, Protocol):
 
 
 @runtime_checkable
+class WideningDynamics(Dynamics, Protocol):
+    """Members beyond which there are worlds as well."""
+
+    def beyond(self, others: Any, widen: float) -> Dynamics:
+        """m + widen (m - m') for each rollout's member m, and m' of the others."""
+        ...
+
+
+@runtime_checkable
 class Posterior(Protocol):
     """The posterior over worlds."""
 

@@ -40,7 +40,7 @@ from neubay.imagination.batch import (
 )
 from neubay.imagination.branches import Branches, recall
 from neubay.imagination.layout import Rollouts, lay_out
-from neubay.imagination.protocols import Dynamics, HistoryPolicy, Posterior
+from neubay.imagination.protocols import Dynamics, HistoryPolicy, Posterior, WideningDynamics
 from neubay.imagination.rules import Ending, Rules
 from neubay.tape import AgentInput, AnyArray
 
@@ -96,13 +96,22 @@ def steps_of_rollouts(
     number, record = jnp.int32(0), Steps.empty(rules.steps + BLOCK, live.inputs)
     for width, next_width in pairwise((*widths, 0)):
         live = live.first(width) if width < len(member) else live
-        members = world.select(draws.member[0, live.slot])
+        members = _worlds_of(world, rules, draws.at(jnp.int32(0), live.slot))
         number, live, record = lax.while_loop(
             partial(_more_run_than, next_width),
             partial(_take_block, world, policy, rules, draws, members),
             (number, live, record),
         )
     return record
+
+
+def _worlds_of(world: Posterior, rules: Rules, drawn: Draws) -> Dynamics:
+    """m_theta of each rollout: a member, or a world beyond it."""
+    members = world.select(drawn.member)
+    if not rules.widen:
+        return members
+    assert isinstance(members, WideningDynamics)
+    return members.beyond(world.select(drawn.other), rules.widen)
 
 
 def _more_run_than(count: int, carry: Carry) -> Bool[Array, ""]:
@@ -127,7 +136,7 @@ def _take_block(
         # act: a_t ~ pi(h_t)
         memory, action = policy.act(live.memory, live.inputs, drawn.policy_key)
         # world: (r_{t+1}, s_{t+1}) ~ m_theta(s_t, a_t)
-        dynamics = world.select(drawn.member) if rules.redraw_member else members
+        dynamics = _worlds_of(world, rules, drawn) if rules.redraw_member else members
         next_state, reward = dynamics.sample(state, action, drawn.world_key)
         # terminal: d_{t+1} = f_term(s_t, a_t, s_{t+1}), or t + 1 >= T
         terminal = rules.terminal(dynamics, state, action, next_state, drawn.world_key)

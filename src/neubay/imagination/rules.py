@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay.config import EndedBy, RolloutConfig
+from neubay.config import EndedBy, RolloutConfig, known
 from neubay.imagination.protocols import Dynamics, EndingDynamics
 from neubay.tasks import Task, Termination
 
@@ -50,6 +50,8 @@ class Rules:
     """MOReL: crossing the threshold is terminal and costs this much."""
     redraw_member: bool = False
     """MBPO: a new member at every step."""
+    widen: float = 0.0
+    """k: rollouts live in m + k (m - m')."""
 
     @classmethod
     def of(
@@ -71,6 +73,7 @@ class Rules:
             penalty=config.penalty / mean_uncertainty if config.penalty else 0.0,
             halt_penalty=config.halt_penalty,
             redraw_member=config.redraw_member,
+            widen=known(config.widen),
         )
 
     @property

@@ -284,6 +284,10 @@ class World(eqx.Module):
     """Each member's idea of what ends an episode, where that was learned."""
     noise: Float[Array, ""] | None = None
     """What the members' sigma is multiplied by when they are sampled from; none: 1."""
+    others: Member | None = None
+    """For worlds that lie beyond the members: those that they are moved away from."""
+    widen: float = eqx.field(static=True, default=0.0)
+    """By how much of their difference."""
 
     def with_noise(self, scale: Float[Array, ""]) -> "World":
         """The same members, whose noise is multiplied by this."""
@@ -310,13 +314,24 @@ class World(eqx.Module):
         members, heads = jax.tree.map(lambda leaf: leaf[member], (self.members, self.heads))
         return replace(self, members=members, heads=heads)
 
+    def beyond(self, others: "World", widen: float) -> "World":
+        """m + k (m - m') for each rollout's member m and its other m', of as many selected members.
+
+        It is sqrt((1 + k)^2 + k^2) times as far from the members' mean as m, and there are
+        N (N - 1) of them. Its noise and its ends are those of m.
+        """
+        return replace(self, others=others.members, widen=widen)
+
     def sample(
         self, state: Float[Array, "k s"], action: Float[Array, "k a"], keys: Key[Array, " k"]
     ) -> tuple[Float[Array, "k s"], Float[Array, " k"]]:
         """(s', r) ~ m_theta(s, a) for as many rollouts as members, each in its own member."""
         inputs = self.scaler.inputs(state, action)[:, None]
-        own = jax.vmap(lambda member, x: member(x))(self.members, inputs)
-        return self.sample_from(Gaussian(*(leaf[:, 0] for leaf in own)), state, keys)
+        mean, log_sigma = jax.vmap(lambda member, x: member(x))(self.members, inputs)
+        if self.others is not None:
+            other = jax.vmap(lambda member, x: member(x))(self.others, inputs)
+            mean = mean + self.widen * (mean - other.mean)
+        return self.sample_from(Gaussian(mean[:, 0], log_sigma[:, 0]), state, keys)
 
     def terminal(
         self,

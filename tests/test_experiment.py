@@ -42,7 +42,7 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     described = json.loads((directory / "run.json").read_text())
     facts = described["dataset"]["facts"]
     asked = settle(tiny(), validated(Facts, facts)).model_dump()
-    for later, usual in (("decay", False), ("termination", "auto"), ("resample", False)):
+    for later, usual in (("average", 0.0), ("termination", "auto"), ("resample", False)):
         assert asked["world"].pop(later) == usual  # left out, as before there was a choice
     assert asked["rollout"].pop("simulator") is False and asked["rollout"].pop("widen") == 0.0
     assert described["config"] == asked

@@ -30,6 +30,7 @@ from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
 from neubay.selection import Judge, Trial, judge_config, load_judge
+from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
 from neubay.studies.selecting import by_dataset, selection_study
@@ -112,9 +113,12 @@ def test_select_needs_no_data_and_judges_nothing_twice(
     )
 
 
-def test_a_users_own_function_and_a_single_candidate_are_judged(chosen: Path) -> None:
+def test_a_users_own_function_and_a_single_candidate_are_judged(
+    chosen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = neubay.select(chosen, candidates={"mine": lambda seen: -seen[:, 2:]})
     assert "mine" in {each["name"] for each in found.record["candidates"]}
+    monkeypatch.setattr(judges, "EPOCHS_SHARE", 0.01)  # the preset's judge, in a few epochs
     alone = neubay.select(data=data(), candidates={"mine": lambda seen: 0 * seen[:, 2:]})
     assert [each["name"] for each in alone.record["candidates"]] == ["mine"]
     assert alone.verdict == "keep" and "no clone" in alone.record["reasons"][0]

@@ -33,7 +33,7 @@ CONFIG = updated(
     preset("cpu").world,
     {"width": 200, "depth": 2, "pool": 5, "members": 3, "batch": 256, "patience": 1}
     | {"max_epochs": None, "max_steps": None, "improvement": 0.08, "learning_rate": 0.003}
-    | {"average": 0.5, "unit": "change", "beta": 0.5},
+    | {"average": 0.5, "unit": "change", "beta": 0.5, "decay": False},
 )
 
 

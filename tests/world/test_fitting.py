@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from helpers.linear_system import CONFIG, Linear, assert_same
 from neubay import world as worlds
-from neubay.config import WorldConfig, updated
+from neubay.config import WorldConfig, preset, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError, WorldError
 from neubay.runs import checkpoints
@@ -254,7 +254,8 @@ def test_stopping_and_snapshots_against_loops(
         ({}, [None], False),  # no member is finite
         ({"unit": "state"}, [9e-5], False),  # the published unit, and the published stop
         ({"selection": "nll"}, [-2.0], False),  # a likelihood has no such level
-        ({"decay": True, "max_epochs": 9}, [9e-5], False),
+        ({"decay": True, "max_epochs": 9}, [9e-5], True),  # sooner than the rate's end
+        ({"decay": True, "max_epochs": 9}, [2e-4], False),
     ],
 )
 def test_a_fit_ends_once_its_error_is_a_hundredth_of_a_step(
@@ -313,6 +314,16 @@ def _means(fitted: FittedWorld, state: np.ndarray, action: np.ndarray) -> np.nda
     following = state + mean[:, :-1] * np.asarray(scaler.state_std) / Linear().scale
     reward = float(scaler.reward_mean) + mean[:, -1:] * float(scaler.reward_std)
     return np.concatenate([following, reward], axis=1)
+
+
+def test_the_reduced_preset_learns_from_few_rows() -> None:
+    """An epoch of 300 rows is two gradient steps. A fit that stops once some epochs bring nothing,
+    or keeps a mean over the last thousand steps, would leave members as they began: an error of 1,
+    in units of a step."""
+    small = {"pool": 2, "members": 2, "width": 16, "depth": 2, "max_steps": 200}
+    config = updated(preset("cpu").world, small)
+    fitted = worlds.fit(Linear().dataset(300), config, seed=0)
+    assert np.median(fitted.scores) < 0.4  # 0.2 of it is the noise of the system
 
 
 def test_a_decay_without_an_end_is_refused() -> None:

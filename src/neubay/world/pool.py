@@ -89,7 +89,8 @@ class Course:
         return len(self.history)
 
     def ended(self, config: WorldConfig) -> bool:
-        """Early stopping, or the cap. A rate that decays is no reason to stop before its end."""
+        """Early stopping, or the cap. With a rate that decays, members improve towards its end, so
+        that only a negligible error ends the training before it."""
         stalled = self.waited >= config.patience and not config.decay
         return stalled or self.good_enough(config) or self.epoch == self.most_epochs
 
@@ -97,7 +98,7 @@ class Course:
         """The median member's error is negligible, where it is measured in units of a step."""
         median = self.history[-1].median if self.history else None
         measured = config.unit == "change" and config.selection == "mse"
-        return measured and not config.decay and median is not None and median <= NEGLIGIBLE
+        return measured and median is not None and median <= NEGLIGIBLE
 
     def end_epoch(
         self, score: Float[np.ndarray, " pool"], improved: Bool[np.ndarray, " pool"]

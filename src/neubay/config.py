@@ -19,7 +19,9 @@ from neubay.errors import ConfigError
 
 Preset = Literal["paper", "cpu"]
 Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit", "cartpole", "other"]
-Variant = Literal["neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc", "oracle"]
+Variant = Literal[
+    "neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc", "bc-best", "oracle"
+]
 EndedBy = Literal["rule", "learned", "none"]
 """What tells terminal states in imagination: the task's rule, the members' heads, or nothing."""
 
@@ -204,6 +206,9 @@ class AgentConfig(Section):
     epsilon_final: float = Field(0.1, ge=0, le=1)
     """Discrete control: exploration falls from 1 to this over a first share of the steps."""
     epsilon_share: float = Field(0.1, gt=0, le=1)
+    best_share: float = Field(1.0, gt=0, le=1)
+    """Cloning: the share of the data's steps that is cloned, of the episodes worth most."""
+    later: ClassVar[frozenset[str]] = frozenset({"best_share"})
 
     @model_validator(mode="after")
     def _target_heads_exist(self) -> "AgentConfig":
@@ -545,6 +550,11 @@ class Facts(Section):
     """Share of the actions' variance that a linear function of the states foretells: 0 or less for
     random actions."""
 
+    @property
+    def of_a_policy(self) -> bool:
+        """Whether what acted looked at the states: a tenth of its actions' variance shows it."""
+        return self.foretold >= LEAST_FORETOLD
+
 
 STEPS_OF_HORIZON = 40
 SMALLEST_BUDGET, LARGEST_BUDGET = 8_000, 100_000
@@ -575,7 +585,7 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     changes = {"gamma": gamma, "steps": steps, "value_unit": unit, "kappa": kappa}
     widen = config.rollout.widen
     if widen is None:
-        widen = WIDENED if facts.foretold >= LEAST_FORETOLD else 0.0
+        widen = WIDENED if facts.of_a_policy else 0.0
     return updated(config, {"agent": changes, "rollout": {"widen": widen}})
 
 
@@ -642,6 +652,19 @@ def preset(name: Preset, published: Published | None = None) -> TrainConfig:
     )
 
 
+# Networks as large as the agent's; the rest is cloning's own, whatever the preset.
+_CLONING: dict[str, Any] = {
+    "algorithm": "bc",
+    "memory": "gated",
+    "standardise": True,
+    "encoder_lr": 1e-3,
+    "head_lr": 1e-3,
+    "tape": 512,
+    "window": 16,
+    "burn_in": 16,
+    "steps": 10_000,
+}
+
 # The method and its relatives, assembled from the same code for comparison at equal budget.
 VARIANTS: dict[str, dict[str, Any]] = {
     "neubay": {},
@@ -676,20 +699,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "markov": {"agent": {"memory": "none", "window": 1, "burn_in": 0}},
     "sac": {"agent": {"heads": 2, "target_heads": 2}},
-    # As large as the agent; the rest is cloning's own, whatever the preset.
-    "bc": {
-        "agent": {
-            "algorithm": "bc",
-            "memory": "gated",
-            "standardise": True,
-            "encoder_lr": 1e-3,
-            "head_lr": 1e-3,
-            "tape": 512,
-            "window": 16,
-            "burn_in": 16,
-            "steps": 10_000,
-        }
-    },
+    "bc": {"agent": _CLONING},
+    "bc-best": {"agent": _CLONING | {"best_share": 0.25}},
     # What the agent reaches where its worlds are right: the simulator itself, never unsure.
     "oracle": {"rollout": {"zeta": None, "simulator": True, "widen": 0.0}},
 }

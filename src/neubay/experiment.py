@@ -20,7 +20,7 @@ import numpy as np
 from neubay import agents, data, imagination, preflight, selection, world
 from neubay.agents import Agent, AgentState, Update
 from neubay.algorithm import Trained, train_agent
-from neubay.cloning import account, clone, in_words, train_clone
+from neubay.cloning import account, clone, clones_for, in_words, train_clone
 from neubay.config import (
     Preset,
     SelectionConfig,
@@ -309,23 +309,13 @@ def _select(
     seconds: dict[str, float],
     shown: Shown,
 ) -> dict[str, Any]:
-    """Clone, judge and verdict; returns what the summary says of it. All of it is kept, so that it
+    """Clones, judge and verdict; returns what the summary says of it. All of it is kept, so that it
     is resumed where it was interrupted. The time goes into `seconds`."""
     settings, judged_as = judged
     folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
     world_progress, stage_progress, tell = shown
-    cloned = config.agent.algorithm == "bc"  # the run is the clone
-    about = {}
-    if settings.baseline and not cloned:
-        with tracking.clock(seconds, "clone"):
-            about["clone"] = train_clone(
-                dataset,
-                config,
-                settings,
-                policies,
-                progress=lambda share: stage_progress("clone", share),
-                tell=tell,
-            )
+    with tracking.clock(seconds, "clone"):
+        about = _clones(dataset, config, settings, policies, shown) if settings.baseline else {}
     with tracking.clock(seconds, "judge"):
         judge = selection.fit_judge(
             dataset, judged_as, seed=settings.judge_seed, progress=world_progress, tell=tell
@@ -344,6 +334,19 @@ def _select(
         )
     chosen = {name: selected.chosen[name] for name in ("estimate", "lower", "upper")}
     return {"verdict": selected.verdict, "chosen": selected.record["chosen"], **chosen, **about}
+
+
+def _clones(
+    dataset: Dataset, config: TrainConfig, settings: SelectionConfig, policies: Path, shown: Shown
+) -> dict[str, Any]:
+    """Train the clones that the run is compared with, and return what the summary says of each."""
+    _, stage_progress, tell = shown
+    about = {}
+    for name in clones_for(dataset, config):
+        show = partial(stage_progress, name)
+        made = train_clone(dataset, config, settings, policies, name, progress=show, tell=tell)
+        about[name.replace("-", "_")] = made
+    return about
 
 
 def _result(

@@ -67,6 +67,48 @@ def test_large_data_has_no_more_held_out_than_tells(monkeypatch: pytest.MonkeyPa
     assert len(counted(data(900, 100), 0)[1]) == 30  # 27 and 3
 
 
+def paid(*episodes: tuple[int, float, bool], horizon: int = 100) -> Dataset:
+    """Episodes of so many steps that pay so much each, some of them ended by a terminal state."""
+    lengths = [steps for steps, _, _ in episodes]
+    last = np.cumsum(lengths) - 1
+    reward = np.repeat([each for _, each, _ in episodes], lengths).astype(np.float32)
+    ended = np.zeros(len(reward), bool)
+    ended[last] = [ends for _, _, ends in episodes]
+    timeout = np.zeros(len(reward), bool)
+    timeout[last] = ~ended[last]
+    state = np.arange(len(reward), dtype=np.float32)[:, None]
+    action = np.zeros_like(state)
+    return Dataset.from_arrays(
+        state, action, reward, ended, timeout, state + 1, horizon=horizon, name="paid"
+    )
+
+
+def test_the_best_episodes_are_those_worth_most_until_they_are_a_share_of_the_steps() -> None:
+    dataset = paid((10, 1.0, False), (10, 3.0, False), (10, 2.0, False), (10, 0.0, False))
+    first, _ = dataset.histories
+    for share, chosen in ((0.1, [1]), (0.25, [1]), (0.26, [1, 2]), (0.75, [0, 1, 2])):
+        assert held.best_episodes(dataset, share).first.tolist() == first[chosen].tolist()
+    every = held.best_episodes(dataset, 1.0)
+    assert rows(every) == rows(dataset.histories)
+
+
+def test_an_episode_that_was_cut_is_worth_what_it_would_be_at_full_length() -> None:
+    """A fall after 50 good steps is worth less than ten steps of a log that stopped; where rewards
+    are costs, stopping early is no merit."""
+    fell, stopped = (50, 1.0, True), (10, 0.9, False)
+    assert rows(held.best_episodes(paid(fell, stopped), 0.1)) == list(range(51, 61))
+    long, short = (100, -1.0, False), (10, -2.0, False)
+    assert held.best_episodes(paid(short, long), 0.1).length.tolist() == [100]
+
+
+def test_of_chosen_episodes_a_tenth_is_held_out_and_the_others_are_not_touched() -> None:
+    dataset = paid(*((10, float(number % 7), False) for number in range(100)))
+    best = held.best_episodes(dataset, 0.25)
+    parts = held.split(dataset, 0, best)
+    assert sorted(rows(parts.training) + rows(parts.held_out)) == rows(best)
+    assert len(rows(parts.held_out)) == 20
+
+
 @pytest.mark.parametrize("lengths", [(20,) * 40, (300, 80), (7,)])
 def test_every_held_out_step_counts_once_after_what_precedes_it(
     lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -121,6 +121,30 @@ def test_the_last_action_is_not_seen(remembering: Trained) -> None:
 
 
 @pytest.mark.slow
+def test_the_best_episodes_alone_are_cloned(tmp_path: Path) -> None:
+    """Half of the episodes go up and are paid for it, the others go down: all of them cloned are
+    neither, the best quarter goes up."""
+    rng = np.random.default_rng(0)
+    up = np.repeat(rng.permutation([0.5, -0.5] * (EPISODES // 2)), STEPS)
+    action = np.tanh(up + 0.1 * rng.normal(size=len(up))).astype(np.float32)[:, None]
+    state = rng.normal(size=(len(up), 1)).astype(np.float32)
+    ends = np.tile(np.arange(STEPS) == STEPS - 1, EPISODES)
+    task = Task("paid", 1, ContinuousActions.symmetric(1), horizon=STEPS, termination=None)
+    dataset = Dataset.from_arrays(
+        state, action, np.sign(up), np.zeros(len(up), bool), ends, state, task=task, name="paid"
+    )
+    for share, expected in ((1.0, 0.0), (0.25, np.tanh(0.5))):
+        config = {"memory": "none", "window": 1, "burn_in": 0, "best_share": share}
+        made = cloned(dataset, tmp_path / str(share), **config)
+        policy = made.agent.policy(made.state, True)
+        inputs = AgentInput(state[:8], action[:8] * 0, np.zeros(8), np.ones(8, bool))
+        _, chosen = policy.act(policy.initial(8), inputs, jax.random.split(KEY, 8))
+        np.testing.assert_allclose(np.asarray(chosen), expected, atol=0.1)
+        words = in_words(account(made))
+        assert ("the best 25% of the data" in words) == (share == 0.25)
+
+
+@pytest.mark.slow
 def test_what_follows_from_the_state_is_cloned_without_memory(tmp_path: Path) -> None:
     found = account(cloned(data("state"), tmp_path))
     assert found["memory"] == "none" and "the one without memory" in in_words(found)

@@ -116,6 +116,15 @@ def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+def test_a_condensed_file_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    for source, kept in ((str(tmp_path / "log.hdf5"), "log.hdf5"), ("builtin:toy", "builtin:toy")):
+        directory = make_run(tmp_path / kept.replace(":", "-"), seed=0)
+        about = json.loads((directory / "run.json").read_text())
+        about["dataset"]["source"] = source
+        (directory / "run.json").write_text(json.dumps(about))
+        assert records.condense(records.read(directory))["data"]["source"] == kept
+
+
 def test_a_report_of_a_condensed_file_is_that_of_its_runs(tmp_path: Path) -> None:
     """All tables are the same, though the files of the runs are gone."""
     changes = {"zeta": {"rollout": {"zeta": 0.9}}, "kappa": {"agent": {"kappa": 0.8}}, "main": {}}

@@ -17,8 +17,8 @@ from helpers.known_worlds import linear_world
 from helpers.small_runs import swings, tiny
 from helpers.walks import LIMIT, LONGEST, walks
 from neubay import agents, cli, experiment, selection, world
-from neubay.cloning import clone_config
-from neubay.config import SelectionConfig, WorldConfig
+from neubay.cloning import clone_config, clones_for
+from neubay.config import SelectionConfig, WorldConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, RunError
 from neubay.policy import Policy
@@ -29,7 +29,7 @@ from neubay.report.studies import guard_tables
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
-from neubay.selection import Judge, Trial, judge_config, load_judge
+from neubay.selection import BEST, Judge, Trial, judge_config, load_judge
 from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
@@ -395,6 +395,43 @@ def test_relatives_share_one_clone() -> None:
     assert clone_config(markov, settings) == ours
     assert clone_config(tiny(agent={"steps": 10**6}), settings).agent.steps == 10_000
     assert clone_config(tiny(), SelectionConfig(clone_steps=7)).agent.steps == 7
+    best = clone_config(tiny(), settings, BEST)
+    assert best == updated(ours, {"agent": {"best_share": best.agent.best_share}})
+    assert best.agent.best_share < 1 == ours.agent.best_share
+
+
+def test_what_a_run_is_compared_with_depends_on_what_it_trains_and_on_who_acted() -> None:
+    rng = np.random.default_rng(0)
+    state, ends = rng.normal(size=(400, 2)).astype(np.float32), np.arange(400) % 20 == 19
+    none = np.zeros(400, bool)
+    follows, drawn = np.tanh(state[:, :1]), rng.uniform(-1, 1, (400, 1)).astype(np.float32)
+    of_a_policy, of_chance = (
+        Dataset.from_arrays(state, action, state[:, 0], none, ends, name="log")
+        for action in (follows, drawn)
+    )
+
+    def compared(dataset: Dataset, **agent: Any) -> list[str]:
+        return clones_for(dataset, tiny(agent=agent))
+
+    assert compared(of_a_policy) == ["clone", "clone-of-best"]
+    assert compared(of_chance) == ["clone"]  # its best episodes are good by luck
+    assert compared(of_a_policy, algorithm="bc") == []
+    assert compared(of_a_policy, algorithm="bc", best_share=0.25) == ["clone"]
+
+
+def test_a_clone_of_the_best_is_a_candidate_and_not_what_others_are_compared_with(
+    chosen: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(chosen, tmp_path / "run")
+    policies = tmp_path / "run" / "policies"
+    shutil.copy(policies / "clone.json", policies / "clone-of-best.json")
+    another = neubay.load_policy(policies / "clone.npz")
+    another.mode = jax.tree.map(lambda leaf: 2 * leaf, another.mode)
+    another.save(policies / "clone-of-best.npz")
+    found = {each.name: each for each in selection.of_runs([rundir.look(tmp_path / "run")])}
+    assert found.keys() == {"clone", "clone-of-best", "run@50", "run@100"}
+    assert [name for name, each in found.items() if each.is_clone] == ["clone"]
+    assert found["clone-of-best"].told == found["clone"].told != {}
 
 
 @pytest.mark.slow

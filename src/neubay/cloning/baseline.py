@@ -1,5 +1,5 @@
-"""The clone of the data that a run's policies are compared with: trained once, kept where worlds
-are, and found again by every run of the same data and sizes."""
+"""The clones that a run's policies are compared with, of the data and of its best episodes: trained
+once, kept where worlds are, and found again by every run of the same data and sizes."""
 
 import shutil
 from collections.abc import Callable
@@ -27,8 +27,10 @@ from neubay.runs.files import atomic, atomic_write_json, read_json
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.selection import CLONE
+from neubay.selection import BEST, CLONE
 
+CLONES = {CLONE: "bc", BEST: "bc-best"}
+"""The variant that trains each of the clones."""
 STEPS_SHARE = 0.25
 """Of the agent's gradient steps, those of its clone at most."""
 MOST_STEPS = int(VARIANTS["bc"]["agent"]["steps"])
@@ -55,11 +57,21 @@ _OF_NO_USE = (
     "buffer",
     "epsilon_final",
     "epsilon_share",
+    "best_share",
 )  # to cloning: the clone is the same whatever they are
 
 
-def clone_config(config: TrainConfig, settings: SelectionConfig) -> TrainConfig:
-    """The settings of the clone that a run is compared with: networks as large as the agent's."""
+def clones_for(dataset: Dataset, config: TrainConfig) -> list[str]:
+    """The clones that a run of these settings is compared with. A clone of the data is compared
+    with none, one of its best episodes with that of all. Where actions are random, the best
+    episodes are good by luck, and not cloned."""
+    if config.agent.algorithm == "bc":
+        return [] if config.agent.best_share == 1 else [CLONE]
+    return list(CLONES) if dataset.facts.of_a_policy else [CLONE]
+
+
+def clone_config(config: TrainConfig, settings: SelectionConfig, name: str = CLONE) -> TrainConfig:
+    """The settings of a clone that a run is compared with: networks as large as the agent's."""
     defaults = AgentConfig()
     agent = config.agent.model_copy(update={name: getattr(defaults, name) for name in _OF_NO_USE})
     cloned = TrainConfig(
@@ -71,7 +83,7 @@ def clone_config(config: TrainConfig, settings: SelectionConfig) -> TrainConfig:
     )
     share = max(int(known(config.agent.steps) * STEPS_SHARE), 1)
     steps = settings.clone_steps or min(share, MOST_STEPS)
-    return updated(updated(cloned, VARIANTS["bc"]), {"agent": {"steps": steps}})
+    return updated(updated(cloned, VARIANTS[CLONES[name]]), {"agent": {"steps": steps}})
 
 
 def train_clone(
@@ -79,23 +91,25 @@ def train_clone(
     config: TrainConfig,
     settings: SelectionConfig,
     folder: Path,
+    name: str = CLONE,
     *,
     progress: Callable[[float], None] = lambda share: None,
     tell: Tell = log,
 ) -> dict[str, Any]:
     """Clone the data for a run of these settings, or find the clone of an earlier one; a copy of it
     is put into `folder`. Returns what is known of it."""
-    cloning = clone_config(config, settings)
+    cloning = clone_config(config, settings, name)
     kept = clone_directory(dataset, cloning)
     if not (kept / rundir.SUMMARY_FILE).exists():
         with locked(kept, waiting=tell):
             if not (kept / rundir.SUMMARY_FILE).exists():  # by the process that was waited for
                 _train(dataset, cloning, kept, progress, tell)
-    target = folder / f"{CLONE}.npz"
-    for name, path in ((rundir.SUMMARY_FILE, target.with_suffix(".json")), (target.name, target)):
+    target = folder / f"{name}.npz"
+    about = target.with_suffix(".json")
+    for source, path in ((rundir.SUMMARY_FILE, about), (f"{CLONE}.npz", target)):
         with atomic(path) as draft:
-            shutil.copyfile(kept / name, draft)
-    known_of_it = read_json(target.with_suffix(".json"))
+            shutil.copyfile(kept / source, draft)
+    known_of_it = read_json(about)
     tell(in_words(known_of_it))
     return known_of_it
 

@@ -1,4 +1,5 @@
-"""What a clone is not shown of the data, and is compared on: whole episodes, or ends of them."""
+"""What is cloned of the data, and what of that a clone is not shown and is compared on: whole
+episodes, or ends of them."""
 
 import heapq
 import math
@@ -39,14 +40,32 @@ class HeldOut(NamedTuple):
     steps: Int[AnyArray, " blocks"]  # of each block
 
 
-def split(dataset: Dataset, seed: int) -> Split:
-    """Episodes are drawn and held out as long as they are together at most a tenth of the steps.
+def best_episodes(dataset: Dataset, share: float) -> Prefix:
+    """Histories of the episodes that were worth most, until they are a share of the steps.
+
+    An episode is worth its return. One that was cut, by a timeout or the log's end, is taken to
+    have continued at its own mean reward up to T: neither a short log nor a long one is better for
+    its length.
+    """
+    first, length = (np.asarray(leaf) for leaf in dataset.histories)
+    life = np.maximum(dataset.lifetimes, 1)
+    ended = np.asarray(dataset.tape.terminated)[first + life - 1]
+    worth = dataset.returns * np.where(ended, 1.0, dataset.task.horizon / life)
+    order = np.argsort(-worth, kind="stable")
+    count = int(np.searchsorted(np.cumsum(length[order]), share * length.sum())) + 1
+    chosen = np.sort(order[:count])
+    return Prefix(first[chosen], length[chosen])
+
+
+def split(dataset: Dataset, seed: int, of: Prefix | None = None) -> Split:
+    """All episodes, or those given by `of`, in two parts. Some are drawn and held out, as long as
+    they are together at most a tenth of the steps.
 
     Where every episode is longer than that, the last tenth of each is held out; what precedes it in
     its episode may be read before it. Where nothing can be held out (a few episodes, all of one
     step), clones are compared on what they learn from.
     """
-    first, length = (np.asarray(leaf) for leaf in dataset.histories)
+    first, length = (np.asarray(leaf) for leaf in of or dataset.histories)
     total = int(length.sum())
     most = min(math.floor(SHARE * total), MOST_STEPS)
     drawn, steps = np.zeros(len(length), bool), 0

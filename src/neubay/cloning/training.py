@@ -21,7 +21,7 @@ from neubay.agents import AgentState, Standardiser
 from neubay.agents.bc import Imitator
 from neubay.agents.divergence import refuse_divergence
 from neubay.algorithm import ROWS_PER_CALL, UPDATES_PER_CALL, Position, Trained, pause, resume
-from neubay.cloning.held_out import HeldOut, held_out, split
+from neubay.cloning.held_out import HeldOut, best_episodes, held_out, split
 from neubay.config import VARIANTS, TrainConfig, known, updated
 from neubay.data.dataset import Dataset
 from neubay.evaluation import Keep, score
@@ -104,7 +104,8 @@ def account(trained: Trained) -> dict[str, Any]:
         for name, value in trained.metrics.items()
         if name.startswith(("held_out_", "best_step_"))
     }
-    return {"memory": trained.agent.config.memory, **numbers}
+    settings = trained.agent.config
+    return {"memory": settings.memory, "best_share": settings.best_share, **numbers}
 
 
 def in_words(clone: dict[str, Any]) -> str:
@@ -117,7 +118,9 @@ def in_words(clone: dict[str, Any]) -> str:
             f"{clone['held_out_memory']:.3f} per step with memory, "
             f"{clone['held_out_markov']:.3f} without"
         )
-    return f"the clone is the one {kind}: held-out log-likelihood {compared}"
+    share = clone.get("best_share", 1.0)
+    of = "the clone" if share == 1 else f"the clone of the best {share:.0%} of the data"
+    return f"{of} is the one {kind}: held-out log-likelihood {compared}"
 
 
 class Cloning:
@@ -131,7 +134,8 @@ class Cloning:
         self, dataset: Dataset, config: TrainConfig, *, past_actions: bool = False
     ) -> None:
         self.dataset, self.config, self.past_actions = dataset, config, past_actions
-        parts = split(dataset, config.seed)
+        share = config.agent.best_share
+        parts = split(dataset, config.seed, best_episodes(dataset, share) if share < 1 else None)
         self.training = parts.training
         self.unseen: HeldOut = jax.tree.map(jnp.asarray, held_out(dataset, parts))
         self.candidates = [self._begin(each) for each in _settings(config)]

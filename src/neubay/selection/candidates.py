@@ -13,8 +13,8 @@ from neubay.runs.tracking import read_json_lines
 from neubay.runs.values import is_number
 from neubay.selection.protocol import Predict
 
-CLONE = "clone"
-"""The name of the policy that imitates the data."""
+CLONE, BEST = "clone", "clone-of-best"
+"""The names of the policies that imitate the data, and its best episodes."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,17 @@ def of_runs(runs: Sequence[Run]) -> list[Candidate]:
 
 def _of_run(run: Run) -> Iterable[Candidate]:
     directory, name = run.directory, run.directory.resolve().name
-    imitates = run.about.get("config", {}).get("agent", {}).get("algorithm") == "bc"
-    last = run.about.get("config", {}).get("agent", {}).get("steps")
+    agent = run.about.get("config", {}).get("agent", {})
+    imitates = agent.get("algorithm") == "bc"
+    of_best = agent.get("best_share", 1) != 1
+    last = agent.get("steps")
     told = _told(directory / rundir.METRICS_FILE)
     folder = directory / rundir.POLICIES
-    clone = folder / f"{CLONE}.npz"
-    if clone.exists():
-        yield Candidate(CLONE, clone, name, told=_told_of_clone(clone), is_clone=True)
+    for kind in (CLONE, BEST):
+        clone = folder / f"{kind}.npz"
+        if clone.exists():
+            told_of_it = _told_of_clone(clone)
+            yield Candidate(kind, clone, name, told=told_of_it, is_clone=kind == CLONE)
     end, kept = directory / rundir.POLICY_FILE, sorted(folder.glob("[0-9]*.npz"))
     if imitates and end.exists() and kept:  # stopped at its best, before the steps that it might do
         last = int(kept[-1].stem)
@@ -68,8 +72,8 @@ def _of_run(run: Run) -> Iterable[Candidate]:
         if step != last or not end.exists():
             yield Candidate(f"{name}@{step}", path, name, step, told.get(step))
     if end.exists():
-        label = CLONE if imitates else f"{name}@{last}"
-        yield Candidate(label, end, name, last, told.get(last), is_clone=imitates)
+        label = (BEST if of_best else CLONE) if imitates else f"{name}@{last}"
+        yield Candidate(label, end, name, last, told.get(last), is_clone=label == CLONE)
 
 
 def _told_of_clone(path: Path) -> dict[str, float] | None:

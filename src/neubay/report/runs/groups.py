@@ -113,8 +113,8 @@ def arrange(runs: Sequence[RunRecord]) -> list[Data]:
 def overview(datasets: Sequence[Data]) -> list[Data]:
     """Datasets with one group per variant, named by it: of each seed the run whose settings are
     nearest to the variant's main one. A variant that was run on one dataset alone is left out,
-    unless it is the main one or the baseline, cloning."""
-    always = (datasets[0].main.variant, "bc")
+    unless it is the main one or a baseline, cloning."""
+    always = (datasets[0].main.variant, "bc", "bc-best")
     counts = [variant for data in datasets for variant in {group.variant for group in data.groups}]
     shown = []
     for data in datasets:
@@ -218,7 +218,7 @@ def _label(run: RunRecord, main: RunRecord) -> str:
 
 
 def _variant_title(variant: str) -> str:
-    return "cloning" if variant == "bc" else variant
+    return {"bc": "cloning", "bc-best": "cloning the best"}.get(variant, variant)
 
 
 def setting(name: str, settings: Mapping[str, Any]) -> str:

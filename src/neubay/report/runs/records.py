@@ -373,11 +373,22 @@ def condense(run: RunRecord) -> dict[str, Any]:
         "zeta": run.settings.get("rollout.zeta"),
         "dataset": run.dataset,
         **{name: _rounded(run.summary.get(name)) for name in (*_RESULT, *_VERDICT)},
-        "data": {name: facts.get(name) for name in ("hash", "source", "published")},
+        "data": {
+            "hash": facts.get("hash"),
+            "source": _portable(facts.get("source")),
+            "published": facts.get("published"),
+        },
         "config": run.config,
         "curve": list(_curve(run)),
         **({} if run.decision is None else {"selection": _rounded(run.decision.condensed)}),
     }
+
+
+def _portable(source: str | None) -> str | None:
+    """A data's source without the folders of one machine."""
+    if source is None or not Path(source).is_absolute():
+        return source
+    return Path(source).name
 
 
 def _curve(run: RunRecord) -> Iterator[dict[str, Any]]:

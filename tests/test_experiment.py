@@ -45,6 +45,7 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     for later, usual in (("average", 0.0), ("termination", "auto"), ("resample", False)):
         assert asked["world"].pop(later) == usual  # left out, as before there was a choice
     assert asked["rollout"].pop("simulator") is False and asked["rollout"].pop("widen") == 0.0
+    assert asked["agent"].pop("best_share") == 1.0
     assert described["config"] == asked
     assert validated(Facts, facts) == swings(get_task("pendulum")).facts
     assert described["dataset"]["hash"] == summary["dataset_hash"]
@@ -213,7 +214,7 @@ def test_the_datas_constants_travel_with_agent_policy_and_checkpoints(
         for name, array in stored.items()
         if name.endswith("standardise.mean") and "optimiser" not in name
     }
-    assert {name.split(".")[1] for name in places} == {"actor", "critic", "target"}
+    assert {name.split(".")[1] for name in places} == {"actor", "critic", "target", "average"}
     with np.load(finished.directory / "policy.npz", allow_pickle=False) as file:
         (name,) = (name for name in file.files if name.endswith("standardise.mean"))
         np.testing.assert_allclose(file[name], mean, atol=1e-4)

@@ -206,9 +206,12 @@ class AgentConfig(Section):
     epsilon_final: float = Field(0.1, ge=0, le=1)
     """Discrete control: exploration falls from 1 to this over a first share of the steps."""
     epsilon_share: float = Field(0.1, gt=0, le=1)
+    average_share: float = Field(0.0, ge=0, le=1)
+    """Share of the gradient steps, the last ones, over which the weights of the policy that is kept
+    are averaged; 0 for those of the last step. The policy that imagines has the latter."""
     best_share: float = Field(1.0, gt=0, le=1)
     """Cloning: the share of the data's steps that is cloned, of the episodes worth most."""
-    later: ClassVar[frozenset[str]] = frozenset({"best_share"})
+    later: ClassVar[frozenset[str]] = frozenset({"average_share", "best_share"})
 
     @model_validator(mode="after")
     def _target_heads_exist(self) -> "AgentConfig":
@@ -507,6 +510,7 @@ _CPU: dict[str, Any] = {
         "value_unit": None,
         "huber": 3.0,
         "polyak": 0.01,
+        "average_share": 0.4,  # the last step alone is a draw where a policy swings
         "steps": None,
         "updates_per_row": 0.0125,  # imagination is cheap here: more of it, and fresher
         "tape": 512,
@@ -662,6 +666,7 @@ _CLONING: dict[str, Any] = {
     "tape": 512,
     "window": 16,
     "burn_in": 16,
+    "average_share": 0.0,  # its weights are those under which held-out actions are likeliest
     "steps": 10_000,
 }
 

@@ -96,7 +96,7 @@ class Imagined:
         )
         rollouts = imagination.imagine(
             self.fitted.world,
-            agent.policy(state, deterministic=False),
+            agent.behaviour(state),
             imagination.branch(self.dataset, prefix),
             imagination.draw_members(rng, rollout.rollouts, self.fitted.world.size),
             self.rules,

@@ -279,8 +279,9 @@ def load_policy(path: str | Path) -> Policy:
         names = _names_of(note, task)
     except (TaskError, ValueError) as error:
         raise RunError(f"{path}: {error}") from None
-    # Critics are no part of a policy, however many the note says there were.
-    config = updated(note.agent, {"heads": 1, "target_heads": 1})
+    # Critics are no part of a policy, however many the note says there were, nor is what it was
+    # averaged from.
+    config = updated(note.agent, {"heads": 1, "target_heads": 1, "average_share": 0})
     agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config)
     policy = Policy(
         agent, agent.init(jax.random.key(0)), task, note.agent, ranges, note.dataset, names

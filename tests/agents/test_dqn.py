@@ -113,6 +113,24 @@ def test_the_networks_rates_fall_only_where_the_critics_are_told_to() -> None:
 
 
 @pytest.mark.slow
+def test_what_is_kept_is_an_average_that_changes_nothing_of_the_training() -> None:
+    """The network learns and explores as it does without one; the average alone is kept."""
+    tapes = [jax.tree.map(lambda leaf: leaf[None], random_tape(seed)) for seed in range(3)]
+    averaging = dqn.Agent(2, 3, CONFIG.model_copy(update={"average_share": 0.5}))
+    plain, state = (agent.init(jax.random.key(0)) for agent in (AGENT, averaging))
+    seen = []
+    for tape in tapes:
+        plain, state = AGENT.update(plain, tape)[0], averaging.update(state, tape)[0]
+        seen.append(copy_of(plain.network))
+    jax.tree.map(np.testing.assert_array_equal, state._replace(average=None), plain)
+    expected = jax.tree.map(lambda a, b, c: (a + 3 * b + 6 * c) / 10, *seen)  # t (t + 1) / 2
+    kept = averaging.policy(state, deterministic=True).network
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), kept, expected)
+    jax.tree.map(np.testing.assert_array_equal, averaging.behaviour(state), AGENT.behaviour(plain))
+    assert not np.allclose(kept.head.out.weight, state.network.head.out.weight, rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_updates_of_many_tapes_are_updates_one_by_one() -> None:
     tapes = [random_tape(seed) for seed in range(3)]
     together, _ = AGENT.update(

@@ -10,10 +10,13 @@ import pytest
 
 from helpers.optimisers import steps_made
 from neubay.agents.learning import (
+    Average,
     alpha_optimiser,
+    averaged,
     copied,
     descend,
     init_optimiser,
+    kept,
     network_optimiser,
     warm_optimiser,
 )
@@ -141,3 +144,42 @@ def test_a_part_without_weights_is_no_hindrance() -> None:
     state, step = init_optimiser(optimiser, network), jax.jit(descend, static_argnums=0)
     after, _, _ = step(optimiser, network, network, state)
     np.testing.assert_allclose(after.head["w"], 1 - CONFIG.head_lr, rtol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
+def test_the_average_is_of_about_the_last_share_of_the_steps(share: float) -> None:
+    """Its weights, one for each step, are read off networks that have a one at that step alone."""
+    steps = 50
+    average = Average.begin(jnp.full(steps, jnp.nan), share)  # what was before step 1 is forgotten
+    assert average is not None
+    network, weights, ages = jnp.eye(steps), np.zeros(0), []
+    average = Average(jnp.zeros(steps), average.steps)
+    for t in range(1, steps + 1):
+        average = average.updated(network[t - 1], share)
+        rate = min((2 / share - 1) / (t + 2 / share - 2), 1.0)
+        weights = np.append(weights * (1 - rate), rate)
+        np.testing.assert_allclose(average.network[:t], weights, rtol=1e-4, atol=1e-7)
+        ages.append(float(np.arange(t)[::-1] @ weights))
+    assert weights.sum() == pytest.approx(1) and (np.diff(weights) >= -1e-9).all()
+    assert ages[-1] == pytest.approx(share * steps / 2, abs=1)  # as of their plain mean
+    if share == 1:
+        np.testing.assert_allclose(weights, 1 / steps)
+    else:
+        assert weights[-int(1.5 * share * steps) :].sum() > 0.8
+
+
+def test_an_average_of_what_stays_is_what_stays() -> None:
+    """To the last bit, over as many steps as are published."""
+    network = {"constants": jnp.asarray([1e-20, np.pi, 3e30], jnp.float32)}
+    average = Average.begin(network, 0.4)
+    assert average is not None
+    for steps in (0, 1, 40_000, 1_999_999):
+        after = Average(average.network, jnp.int32(steps)).updated(network, 0.4)
+        np.testing.assert_array_equal(after.network["constants"], network["constants"])
+        assert int(after.steps) == steps + 1
+
+
+def test_without_a_share_the_last_step_is_kept() -> None:
+    last = jnp.ones(3)
+    assert Average.begin(last, 0.0) is None
+    assert averaged(None, last, 0.0) is None and kept(None, last) is last

@@ -522,6 +522,31 @@ def test_flops_are_those_of_the_program(memory: str) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_kept_is_an_average_that_changes_nothing_of_the_training(
+    tape: Tape, tiny: tuple[Agent, AgentState]
+) -> None:
+    """Actor and critic learn and explore as they do without one; the average alone is kept."""
+    plain = tiny[0]
+    averaging = Agent(S, A, TINY.model_copy(update={"average_share": 0.5}))
+    one, other, seen = copy_of(tiny[1]), averaging.init(jax.random.key(0)), []
+    for _ in range(3):
+        one, other = (
+            agent.update(state, jax.tree.map(lambda leaf: leaf[None], tape))[0]
+            for agent, state in ((plain, one), (averaging, other))
+        )
+        seen.append(copy_of(one.actor))
+    for a, b in zip(
+        jax.tree.leaves(other._replace(average=None)), jax.tree.leaves(one), strict=True
+    ):
+        assert a.dtype == b.dtype and (a == b).all()
+    expected = jax.tree.map(lambda a, b, c: (a + 3 * b + 6 * c) / 10, *seen)  # t (t + 1) / 2
+    kept = averaging.policy(other, deterministic=True).actor
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), kept, expected)
+    jax.tree.map(np.testing.assert_array_equal, averaging.behaviour(other), plain.behaviour(one))
+    assert not np.allclose(kept.head.out.weight, other.actor.head.out.weight, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_the_policy_in_a_rollout_is_the_actor_on_the_tape(tiny: tuple) -> None:
     agent, state = tiny
     tape = episode(np.random.default_rng(2), 5, 5)

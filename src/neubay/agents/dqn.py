@@ -22,12 +22,15 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
+    Average,
     Metrics,
     RecurrentAgent,
+    averaged,
     bootstrapped,
     copied,
     descend,
     init_optimiser,
+    kept,
     mean_weights,
     mixture_weights,
     network_optimiser,
@@ -100,6 +103,8 @@ class AgentState(NamedTuple):
     target: QNetwork
     optimiser: optax.OptState
     step: Int[Array, ""]
+    average: Average | None = None
+    """Of the network."""
 
 
 class Agent(RecurrentAgent):
@@ -123,6 +128,7 @@ class Agent(RecurrentAgent):
             target=copied(network),
             optimiser=init_optimiser(self.optimiser, network),
             step=jnp.zeros((), jnp.int32),
+            average=Average.begin(network, self.config.average_share),
         )
 
     def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
@@ -154,7 +160,8 @@ class Agent(RecurrentAgent):
             **q_metrics(kinds, self.value_unit * q),
         }
         target = optax.incremental_update(network, state.target, config.polyak)
-        return AgentState(network, target, optimiser, state.step + 1), metrics
+        average = averaged(state.average, network, config.average_share)
+        return AgentState(network, target, optimiser, state.step + 1, average), metrics
 
     def warm(self, state: AgentState) -> AgentState:
         """The state at the beginning of a warm start, with an optimiser of its own."""
@@ -188,7 +195,11 @@ class Agent(RecurrentAgent):
 
     def policy(self, state: AgentState, deterministic: bool) -> EpsilonGreedy:
         """The greedy policy, or the one that explores as much as is due at this step."""
-        return EpsilonGreedy(state.network, epsilon(self.config, state.step), deterministic)
+        network = kept(state.average, state.network)
+        return EpsilonGreedy(network, epsilon(self.config, state.step), deterministic)
+
+    def behaviour(self, state: AgentState) -> EpsilonGreedy:
+        return EpsilonGreedy(state.network, epsilon(self.config, state.step), deterministic=False)
 
     def tape_values(self, state: AgentState, tape: Tape) -> Float[Array, "rows *slots"]:
         histories, tape = read(tape, 0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from neubay.agents.layers import Standardiser, float32
 from neubay.config import AgentConfig, known
@@ -166,6 +166,43 @@ def descend(
     return optax.apply_updates(network, updates), state, health
 
 
+# --- The policy that is kept ---------------------------------------------------------------------
+
+
+class Average(NamedTuple):
+    """The mean of a network's weights over about the last share of the gradient steps.
+
+    A policy changes to the last step, from one gait to another on some tasks, and which of them the
+    last step hits is chance. The mean over many steps is steadier than any of them. It is a running
+    mean in which step t weighs as t^(2 / share - 2) (polynomial decay: Shamir and Zhang, 2013), so
+    that the mean age of what it holds is that of the last share of the steps, whenever one asks.
+    """
+
+    network: PyTree
+    steps: Int[Array, ""]
+
+    @classmethod
+    def begin(cls, network: PyTree, share: float) -> "Average | None":
+        return cls(copied(network), jnp.zeros((), jnp.int32)) if share else None
+
+    def updated(self, network: PyTree, share: float) -> "Average":
+        """With the weights after one more step."""
+        steps, decay = self.steps + 1, 2 / share
+        rate = (decay - 1) / (steps.astype(jnp.float32) + (decay - 2))
+        mean = jax.tree.map(lambda old, new: old + rate * (new - old), self.network, network)
+        return Average(mean, steps)
+
+
+def averaged(average: Average | None, network: PyTree, share: float) -> Average | None:
+    """The average after one more step, where there is one."""
+    return None if average is None else average.updated(network, share)
+
+
+def kept(average: Average | None, network: T) -> T:
+    """The weights that are kept: the average, or those of the last step."""
+    return network if average is None else average.network
+
+
 # --- Updates -------------------------------------------------------------------------------------
 
 
@@ -220,7 +257,11 @@ class RecurrentAgent:
 
     @abc.abstractmethod
     def policy(self, state: Any, deterministic: bool) -> Any:
-        """The policy for imagination and evaluation: `initial`, `recall`, `act`."""
+        """The policy that is kept, evaluated and deployed: `initial`, `recall`, `act`."""
+
+    def behaviour(self, state: Any) -> Any:
+        """The policy that imagines: that of the last step, which explores."""
+        return self.policy(state, deterministic=False)
 
     @abc.abstractmethod
     def gradient_step(self, state: Any, tape: Tape) -> tuple[Any, Metrics]:

@@ -27,14 +27,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neubay.agents.layers import Standardiser
 from neubay.agents.learning import (
+    Average,
     GradientHealth,
     Metrics,
     RecurrentAgent,
     alpha_optimiser,
+    averaged,
     bootstrapped,
     copied,
     descend,
     init_optimiser,
+    kept,
     mean_weights,
     mixture_weights,
     network_optimiser,
@@ -73,6 +76,8 @@ class AgentState(NamedTuple):
     critic_optimiser: optax.OptState
     alpha_optimiser: optax.OptState
     key: PRNGKeyArray
+    average: Average | None = None
+    """Of the actor."""
 
 
 class Agent(RecurrentAgent):
@@ -107,6 +112,7 @@ class Agent(RecurrentAgent):
             critic_optimiser=init_optimiser(self.critic_optimiser, critic),
             alpha_optimiser=init_optimiser(self.alpha_optimiser, log_alpha),
             key=key,
+            average=Average.begin(actor, self.config.average_share),
         )
 
     def gradient_step(self, state: AgentState, tape: Tape) -> tuple[AgentState, Metrics]:
@@ -232,7 +238,8 @@ class Agent(RecurrentAgent):
         actor, optimiser, health = descend(
             self.actor_optimiser, state.actor, gradient, state.actor_optimiser
         )
-        state = state._replace(actor=actor, actor_optimiser=optimiser)
+        average = averaged(state.average, actor, self.config.average_share)
+        state = state._replace(actor=actor, actor_optimiser=optimiser, average=average)
         if self.config.tune_alpha:  # with respect to log alpha, the loss is its own gradient
             log_alpha, optimiser, _ = descend(
                 self.alpha_optimiser, state.log_alpha, alpha_loss, state.alpha_optimiser
@@ -241,7 +248,10 @@ class Agent(RecurrentAgent):
         return state, health
 
     def policy(self, state: AgentState, deterministic: bool) -> GaussianPolicy:
-        return GaussianPolicy(state.actor, deterministic)
+        return GaussianPolicy(kept(state.average, state.actor), deterministic)
+
+    def behaviour(self, state: AgentState) -> GaussianPolicy:
+        return GaussianPolicy(state.actor, deterministic=False)
 
     def tape_values(self, state: AgentState, tape: Tape) -> Float[Array, "rows *slots"]:
         histories, tape = read(tape, 0)

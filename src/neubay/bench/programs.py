@@ -280,7 +280,7 @@ def _imagination(task: Task, config: TrainConfig, agent: agents.Agent, state: An
     )
 
     def rollouts(world: Any, state: Any, branches: Any, member: Any, key: Any) -> Any:
-        policy = agent.policy(state, deterministic=False)
+        policy = agent.behaviour(state)
         return steps_of_rollouts(
             world, policy, branches, member, key, rules, shrinking_widths(count)
         )

@@ -309,7 +309,7 @@ def _untrained(task: Task, config: TrainConfig) -> tuple[Countdown, GaussianPoli
     )
     world = World(members, scaler, reward_only=False, quantifier="disagreement")
     agent = redq.Agent(task.state_size, task.actions.size, config.agent)
-    return Countdown(world), agent.policy(agent.init(jax.random.key(0)), deterministic=False)
+    return Countdown(world), agent.behaviour(agent.init(jax.random.key(0)))
 
 
 def _product_flops(network: Any, rank: int) -> int:

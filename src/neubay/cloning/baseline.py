@@ -57,6 +57,7 @@ _OF_NO_USE = (
     "buffer",
     "epsilon_final",
     "epsilon_share",
+    "average_share",
     "best_share",
 )  # to cloning: the clone is the same whatever they are
 

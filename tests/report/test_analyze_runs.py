@@ -154,6 +154,7 @@ def test_the_table_says_what_following_the_verdict_gives(tmp_path: Path) -> None
     """The chosen policy, the clone or the data; and the same from a condensed file."""
     policy = {"name": "early", "estimate": 900.0, "return_mean": 2000.0, "score": 61.0}
     clone = {"name": "clone", "is_clone": True, "estimate": 1.0, "return_mean": 5.0, "score": 44.0}
+    best = {"name": "clone-of-best", "estimate": 2.0, "return_mean": 9.0, "score": 52.0}
     followed = {"deploy": 61.0, "copy": 44.0, "keep": None}
     made = {}
     for verdict in followed:
@@ -162,19 +163,21 @@ def test_the_table_says_what_following_the_verdict_gives(tmp_path: Path) -> None
         (made[verdict] / "selection" / "selection.json").write_text(
             json.dumps(
                 {"verdict": verdict, "chosen": "early", "reasons": ["why"],
-                 "data": {"return_mean": 7.0}, "candidates": [policy | {"extra": 1}, clone]}
+                 "data": {"return_mean": 7.0}, "candidates": [policy | {"extra": 1}, clone, best]}
             )
         )  # fmt: skip
     other = make_run(tmp_path / "unjudged", dataset="unjudged", score=10.0, rows=10)
     runs = records.read_all([*made.values(), other])
     grid = sweeps.score_grid(arrange(runs))
     names = [heading.name for heading in grid.headings]
-    clones, said, got = (names.index(name) for name in ("clone", "verdict", "verdict followed"))
+    shown = "clone", "clone of the best", "verdict", "verdict followed"
+    clones, bests, said, got = (names.index(name) for name in shown)
     for row, run in zip(grid.rows, runs, strict=True):
         if row.name == "unjudged":
-            assert {row.cells[place].text for place in (clones, said, got)} == {"-"}
+            assert {row.cells[place].text for place in (clones, bests, said, got)} == {"-"}
             continue
         assert row.cells[said].text == row.name and row.cells[clones].mean == 44.0
+        assert row.cells[bests].mean == 52.0
         wanted = followed[row.name]
         assert row.cells[got].mean == (run.data_result if wanted is None else wanted)
     kept = write(tmp_path / "runs.json", *map(records.condense, runs))

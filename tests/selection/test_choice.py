@@ -29,7 +29,7 @@ from neubay.report.studies import guard_tables
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
-from neubay.selection import BEST, Judge, Trial, judge_config, load_judge
+from neubay.selection import Judge, Trial, judge_config, load_judge
 from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
@@ -395,7 +395,7 @@ def test_relatives_share_one_clone() -> None:
     assert clone_config(markov, settings) == ours
     assert clone_config(tiny(agent={"steps": 10**6}), settings).agent.steps == 10_000
     assert clone_config(tiny(), SelectionConfig(clone_steps=7)).agent.steps == 7
-    best = clone_config(tiny(), settings, BEST)
+    best = clone_config(tiny(), settings, rundir.BEST_CLONE)
     assert best == updated(ours, {"agent": {"best_share": best.agent.best_share}})
     assert best.agent.best_share < 1 == ours.agent.best_share
 

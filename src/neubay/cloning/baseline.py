@@ -27,9 +27,8 @@ from neubay.runs.files import atomic, atomic_write_json, read_json
 from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.selection import BEST, CLONE
 
-CLONES = {CLONE: "bc", BEST: "bc-best"}
+CLONES = {rundir.CLONE: "bc", rundir.BEST_CLONE: "bc-best"}
 """The variant that trains each of the clones."""
 STEPS_SHARE = 0.25
 """Of the agent's gradient steps, those of its clone at most."""
@@ -67,11 +66,13 @@ def clones_for(dataset: Dataset, config: TrainConfig) -> list[str]:
     with none, one of its best episodes with that of all. Where actions are random, the best
     episodes are good by luck, and not cloned."""
     if config.agent.algorithm == "bc":
-        return [] if config.agent.best_share == 1 else [CLONE]
-    return list(CLONES) if dataset.facts.of_a_policy else [CLONE]
+        return [] if config.agent.best_share == 1 else [rundir.CLONE]
+    return list(CLONES) if dataset.facts.of_a_policy else [rundir.CLONE]
 
 
-def clone_config(config: TrainConfig, settings: SelectionConfig, name: str = CLONE) -> TrainConfig:
+def clone_config(
+    config: TrainConfig, settings: SelectionConfig, name: str = rundir.CLONE
+) -> TrainConfig:
     """The settings of a clone that a run is compared with: networks as large as the agent's."""
     defaults = AgentConfig()
     agent = config.agent.model_copy(update={name: getattr(defaults, name) for name in _OF_NO_USE})
@@ -92,7 +93,7 @@ def train_clone(
     config: TrainConfig,
     settings: SelectionConfig,
     folder: Path,
-    name: str = CLONE,
+    name: str = rundir.CLONE,
     *,
     progress: Callable[[float], None] = lambda share: None,
     tell: Tell = log,
@@ -107,7 +108,7 @@ def train_clone(
                 _train(dataset, cloning, kept, progress, tell)
     target = folder / f"{name}.npz"
     about = target.with_suffix(".json")
-    for source, path in ((rundir.SUMMARY_FILE, about), (f"{CLONE}.npz", target)):
+    for source, path in ((rundir.SUMMARY_FILE, about), (f"{rundir.CLONE}.npz", target)):
         with atomic(path) as draft:
             shutil.copyfile(kept / source, draft)
     known_of_it = read_json(about)
@@ -141,7 +142,7 @@ def _train(
         track = tracking.together([tracking.json_lines(metrics), show])
         trained = clone(dataset, config, track, checkpoints)
         policy = Policy.trained_on(dataset, trained.agent, trained.state)
-        policy.save(directory / f"{CLONE}.npz")
+        policy.save(directory / f"{rundir.CLONE}.npz")
         evaluation = trained.evaluation or {}
         told = {name: evaluation[name] for name in TOLD if evaluation.get(name) is not None}
         told |= account(trained) | {"steps": trained.metrics["step"]}

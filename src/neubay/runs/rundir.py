@@ -5,7 +5,7 @@
     world.json      the world that was used: where it is, and the hash of its weights
     metrics.jsonl   one row per device call of updates, one per evaluation
     checkpoints/    the last checkpoints of the training, and the best agent (`checkpoints.py`)
-    policies/       the policy at every evaluation point, and the clone of the data
+    policies/       the policy at every evaluation point, and the clones of the data
     policy.npz      the trained policy, as it was at the last step
     selection/      which policy to deploy, if any: selection.json, the chosen policy.npz, what is
                     kept of the data (data.npz), the judge (judge.json), its answers (judged/)
@@ -40,6 +40,8 @@ METRICS_FILE = "metrics.jsonl"
 POLICY_FILE = "policy.npz"
 WORLD_REFERENCE = "world.json"
 POLICIES = "policies"
+CLONE, BEST_CLONE = "clone", "clone-of-best"
+"""The names of the policies that imitate the data, and its best episodes."""
 SELECTION = "selection"
 SELECTION_FILE = "selection.json"
 DATA_FILE = "data.npz"

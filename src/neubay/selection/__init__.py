@@ -8,7 +8,7 @@ candidates.py  what is judged
 choice.py      all of it together, and its files
 """
 
-from neubay.selection.candidates import BEST, CLONE, Candidate, of_runs
+from neubay.selection.candidates import Candidate, of_runs
 from neubay.selection.choice import Selection, choose, estimate, select
 from neubay.selection.judge import Judge, fit_judge, judge_config, judge_directory, load_judge
 from neubay.selection.protocol import Rollouts, Trial
@@ -16,8 +16,6 @@ from neubay.selection.record import DataRecord, load_record
 from neubay.selection.verdict import Judged, Sanity, Verdict, decide, ranked
 
 __all__ = [
-    "BEST",
-    "CLONE",
     "Candidate",
     "DataRecord",
     "Judge",

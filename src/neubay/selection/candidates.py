@@ -13,9 +13,6 @@ from neubay.runs.tracking import read_json_lines
 from neubay.runs.values import is_number
 from neubay.selection.protocol import Predict
 
-CLONE, BEST = "clone", "clone-of-best"
-"""The names of the policies that imitate the data, and its best episodes."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -59,11 +56,11 @@ def _of_run(run: Run) -> Iterable[Candidate]:
     last = agent.get("steps")
     told = _told(directory / rundir.METRICS_FILE)
     folder = directory / rundir.POLICIES
-    for kind in (CLONE, BEST):
+    for kind in (rundir.CLONE, rundir.BEST_CLONE):
         clone = folder / f"{kind}.npz"
         if clone.exists():
             told_of_it = _told_of_clone(clone)
-            yield Candidate(kind, clone, name, told=told_of_it, is_clone=kind == CLONE)
+            yield Candidate(kind, clone, name, told=told_of_it, is_clone=kind == rundir.CLONE)
     end, kept = directory / rundir.POLICY_FILE, sorted(folder.glob("[0-9]*.npz"))
     if imitates and end.exists() and kept:  # stopped at its best, before the steps that it might do
         last = int(kept[-1].stem)
@@ -72,8 +69,9 @@ def _of_run(run: Run) -> Iterable[Candidate]:
         if step != last or not end.exists():
             yield Candidate(f"{name}@{step}", path, name, step, told.get(step))
     if end.exists():
-        label = (BEST if of_best else CLONE) if imitates else f"{name}@{last}"
-        yield Candidate(label, end, name, last, told.get(last), is_clone=label == CLONE)
+        cloned = rundir.BEST_CLONE if of_best else rundir.CLONE
+        label = cloned if imitates else f"{name}@{last}"
+        yield Candidate(label, end, name, last, told.get(last), is_clone=label == rundir.CLONE)
 
 
 def _told_of_clone(path: Path) -> dict[str, float] | None:

@@ -23,7 +23,6 @@ from neubay.policy import load_policy
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.messages import Tell, log
-from neubay.selection import CLONE
 from neubay.tasks import Task, get_task
 
 AHEAD = 50
@@ -174,7 +173,7 @@ def guard_study(
     """What guards say of a run's policy, and what the clone as their fall-back changes."""
     directory = run.directory
     policy, fitted = load_policy(directory), world.load(directory)
-    task, path = get_task(policy.task.name), directory / rundir.POLICIES / f"{CLONE}.npz"
+    task, path = get_task(policy.task.name), directory / rundir.POLICIES / f"{rundir.CLONE}.npz"
     clone = load_policy(path) if path.exists() else None
     words, fallen = falls_of(task)
     name = directory.resolve().name

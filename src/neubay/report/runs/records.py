@@ -163,6 +163,11 @@ class RunRecord:
         return self._measured(None if self.decision is None else self.decision.clone)
 
     @property
+    def best_clone_result(self) -> float | None:
+        """The same of the clone of the best episodes."""
+        return self._measured(None if self.decision is None else self.decision.best_clone)
+
+    @property
     def followed(self) -> float | None:
         """What one gets who does as the verdict says: the chosen policy's result where it is to be
         deployed, the clone's where that is advised, and else the data's own."""

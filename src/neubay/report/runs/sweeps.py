@@ -37,7 +37,8 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
     known = {g.label for data in datasets for g in data.groups if g.sample is not None}
     shown = [label for label in labels(datasets) if label in known] or labels(datasets)
     benchmarks = list(dict.fromkeys(filter(None, (_benchmark(data.first) for data in datasets))))
-    before, after = ("environment", "measure", "data", "clone"), ("verdict", "verdict followed")
+    before = ("environment", "measure", "data", "clone", "clone of the best")
+    after = ("verdict", "verdict followed")
     headings = [Heading(name) for name in (*before, *shown, *after, "seeds", "source", "hash")]
     for one in benchmarks:
         origin = f"published (paper, {one.data} data, {one.environment} env)"
@@ -50,6 +51,7 @@ def score_grid(datasets: Sequence[Data]) -> Grid:
             Cell("score" if run.scored else "return"),
             Cell.of_value(run.data_result),
             _mean(dict.fromkeys(each.clone_result for each in data.main.runs)),  # seeds share one
+            _mean(dict.fromkeys(each.best_clone_result for each in data.main.runs)),
             *_our_cells(data, shown),
             Cell(_verdicts(data.main)),
             _mean([each.followed for each in data.main.runs]),
@@ -135,9 +137,10 @@ def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
     )
     if any(run.decision for data in datasets for run in data.main.runs):
         note += (
-            " Clone: what the run was compared with. Verdict: what selection advised without a "
-            "simulator, for each seed of the first group; followed, it gives the chosen policy's "
-            "result (deploy), the clone's (copy) or the data's own (keep)."
+            " Clone: of the data, which the run was compared with, and of its best episodes. "
+            "Verdict: what selection advised without a simulator, for each seed of the first "
+            "group; followed, it gives the chosen policy's result (deploy), the clone's (copy) or "
+            "the data's own (keep)."
         )
     if published_too:
         note += (

@@ -46,9 +46,16 @@ class Decision:
         return next((each for each in self.candidates if each.get("is_clone")), None)
 
     @property
+    def best_clone(self) -> dict[str, Any] | None:
+        """That of the best episodes; none where none was judged."""
+        return next((each for each in self.candidates if each["name"] == rundir.BEST_CLONE), None)
+
+    @property
     def condensed(self) -> dict[str, Any]:
-        """As a selection.json that has the chosen candidate and the clone alone, and no reasons."""
-        candidates = [self.best] if self.best == self.clone else [self.best, self.clone]
+        """As a selection.json that has the chosen candidate and the clones alone, and no
+        reasons."""
+        clones = (each for each in (self.clone, self.best_clone) if each != self.best)
+        candidates = [self.best, *clones]
         return {
             "verdict": self.verdict,
             "chosen": self.chosen,

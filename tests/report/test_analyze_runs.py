@@ -162,7 +162,8 @@ def test_the_table_says_what_following_the_verdict_gives(tmp_path: Path) -> None
         (made[verdict] / "selection").mkdir()
         (made[verdict] / "selection" / "selection.json").write_text(
             json.dumps(
-                {"verdict": verdict, "chosen": "early", "reasons": ["why"],
+                {"verdict": verdict, "chosen": "clone" if verdict == "copy" else "early",
+                 "reasons": ["why"],
                  "data": {"return_mean": 7.0}, "candidates": [policy | {"extra": 1}, clone, best]}
             )
         )  # fmt: skip

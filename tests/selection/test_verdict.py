@@ -11,7 +11,7 @@ BETTER, DATA_LIKE, WORSE = [0.3, 0.8], [0.0, 0.0], [-0.3, -0.5]
 
 
 def judged(tried: Trial, name: str, gain: list[float], *, clone: bool = False) -> Judged:
-    return Judged(name, tried.roll(linear_policy(gain)), is_clone=clone)
+    return Judged(name, tried.roll(linear_policy(gain)), is_clone=clone, imitates=clone)
 
 
 def verdict(tried: Trial, **gains: list[float]) -> Verdict:
@@ -81,11 +81,19 @@ def test_a_judge_that_replays_the_log_keeps_its_vote_where_the_clone_is_a_poor_c
     assert not decided(0.1, DATA_LIKE).vote
 
 
-def made(name: str, value: float, floor: float | None = None, *, clone: bool = False) -> Judged:
+def made(
+    name: str,
+    value: float,
+    floor: float | None = None,
+    *,
+    clone: bool = False,
+    imitates: bool = False,
+) -> Judged:
     """A candidate that gets the same in both members from all three starts."""
     estimate, steps = np.full((2, 3), value), np.full((2, 3), 100)
     low = estimate if floor is None else np.full((2, 3), floor)
-    return Judged(name, Rollouts(estimate, low, steps, low < estimate, steps), is_clone=clone)
+    rollouts = Rollouts(estimate, low, steps, low < estimate, steps)
+    return Judged(name, rollouts, is_clone=clone, imitates=clone or imitates)
 
 
 def replayed(recorded: list[float], judged: list[float]) -> Reproduced:
@@ -143,6 +151,29 @@ def test_a_clone_is_not_copied_for_what_the_judge_promises_to_all() -> None:
 
     assert decided(60.0, 200.0).word == "keep"
     assert decided(60.0, 150.0).word == "copy"
+
+
+def test_of_clones_that_may_be_copied_it_is_the_one_with_the_higher_lower_end() -> None:
+    """One of the best episodes, beside that of the data; the latter is what others are compared
+    with, whatever the former gets."""
+    likeness = made("clone", 100.0)
+    off = replayed([0.0, 20.0], [2.0, 22.0])  # by 20 in a hundred steps
+
+    def decided(clone: float, best: float, policy: float = 0.0) -> tuple[str, str, str]:
+        compared = made("clone", clone, clone=True)
+        others = [made("clone-of-best", best, imitates=True), made("policy", policy)]
+        sanity = Sanity.of(likeness, DATA, off, clone=compared, steps=100.0)
+        found = decide([compared, *others], DATA, sanity)
+        return found.word, found.chosen, found.reasons[-1]
+
+    assert decided(116.0, 118.0)[:2] == ("copy", "clone-of-best")
+    assert "Cloning the best of the data gets 118.0" in decided(116.0, 118.0)[2]
+    assert decided(118.0, 116.0)[:2] == ("copy", "clone")
+    assert decided(40.0, 117.0)[:2] == ("copy", "clone-of-best")  # the clone is not good enough
+    assert decided(40.0, 141.0)[:2] == ("deploy", "clone-of-best")
+    assert decided(40.0, 117.0, 141.0)[:2] == ("deploy", "policy")
+    word, _, why = decided(40.0, 110.0)
+    assert word == "keep" and "the best of the data gets 110.0, and 90.0 without" in why
 
 
 def test_what_the_judge_may_promise_to_the_datas_behaviour_is_taken_off_every_gain() -> None:

@@ -26,6 +26,9 @@ class Candidate:
     told: dict[str, float] | None = None
     """What an environment told of it."""
     is_clone: bool = False
+    """It imitates the data: others are compared with it."""
+    imitates: bool = False
+    """It may be copied: it imitates the data, or the best of it."""
 
     @property
     def digest(self) -> str | None:
@@ -60,7 +63,8 @@ def _of_run(run: Run) -> Iterable[Candidate]:
         clone = folder / f"{kind}.npz"
         if clone.exists():
             told_of_it = _told_of_clone(clone)
-            yield Candidate(kind, clone, name, told=told_of_it, is_clone=kind == rundir.CLONE)
+            all_of_it = kind == rundir.CLONE
+            yield Candidate(kind, clone, name, None, told_of_it, all_of_it, imitates=True)
     end, kept = directory / rundir.POLICY_FILE, sorted(folder.glob("[0-9]*.npz"))
     if imitates and end.exists() and kept:  # stopped at its best, before the steps that it might do
         last = int(kept[-1].stem)
@@ -71,7 +75,8 @@ def _of_run(run: Run) -> Iterable[Candidate]:
     if end.exists():
         cloned = rundir.BEST_CLONE if of_best else rundir.CLONE
         label = cloned if imitates else f"{name}@{last}"
-        yield Candidate(label, end, name, last, told.get(last), is_clone=label == rundir.CLONE)
+        all_of_it = label == rundir.CLONE
+        yield Candidate(label, end, name, last, told.get(last), all_of_it, imitates)
 
 
 def _told_of_clone(path: Path) -> dict[str, float] | None:

@@ -245,6 +245,7 @@ class _Court:
             candidate.step,
             candidate.told,
             candidate.is_clone,
+            candidate.imitates,
         )
 
     def _name(self, digest: str, deterministic: bool) -> str:

@@ -43,6 +43,9 @@ class Judged:
     told: dict[str, float] | None = None
     """What an environment told: `score`, `return_mean`."""
     is_clone: bool = False
+    """It imitates the data: others are compared with it."""
+    imitates: bool = False
+    """It may be copied: it imitates the data, or the best of it."""
 
     @property
     def estimate(self) -> float:
@@ -307,17 +310,33 @@ def decide(
         if best is not clone
         else f"No candidate is surely better than cloning, which has {_number(clone.estimate)}."
     )
-    copied = f"Cloning the data gets {_number(clone.estimate)}"
-    enough, sure = data - NOT_WORSE * abs(data), clone.floor - sanity.drift
-    if sure >= enough:
-        reasons.append(
-            f"{copied}, not worse than the data's {_number(data)} by more than {NOT_WORSE:.0%}."
-        )
-        return Verdict("copy", clone.name, reasons)
-    if clone.estimate >= enough:
-        copied += f", and {_number(sure)} without what is unsure and what the judge is off"
-    reasons.append(f"{copied}, worse than the data's {_number(data)}: keep your controller.")
+    copy, reason = _copied([judged for judged in by_lower if judged.imitates], data, sanity)
+    reasons.append(reason)
+    if copy is not None:
+        return Verdict("copy", copy.name, reasons)
     return Verdict("keep", best.name, reasons)
+
+
+def _copied(clones: Sequence[Judged], data: float, sanity: Sanity) -> tuple[Judged | None, str]:
+    """The first clone that is good enough where little is granted after the judge has become
+    unsure, less what the judge is off; and why it is copied, or none is."""
+    enough = data - NOT_WORSE * abs(data)
+    for copy in clones:
+        if copy.floor - sanity.drift >= enough:
+            return copy, (
+                f"{_cloning(copy)} gets {_number(copy.estimate)}, not worse than the data's "
+                f"{_number(data)} by more than {NOT_WORSE:.0%}."
+            )
+    nearest = max(clones, key=lambda judged: judged.floor)
+    copied = f"{_cloning(nearest)} gets {_number(nearest.estimate)}"
+    if nearest.estimate >= enough:
+        sure = _number(nearest.floor - sanity.drift)
+        copied += f", and {sure} without what is unsure and what the judge is off"
+    return None, f"{copied}, worse than the data's {_number(data)}: keep your controller."
+
+
+def _cloning(copy: Judged) -> str:
+    return "Cloning the data" if copy.is_clone else "Cloning the best of the data"
 
 
 def _told(judged: Judged, gains: Gains, margin: float) -> str:

@@ -169,14 +169,12 @@ class RunRecord:
 
     @property
     def followed(self) -> float | None:
-        """What one gets who does as the verdict says: the chosen policy's result where it is to be
-        deployed, the clone's where that is advised, and else the data's own."""
+        """What one gets who does as the verdict says: the chosen policy's or clone's result, or the
+        data's own where it is to be kept."""
         if self.decision is None:
             return None
-        if self.decision.verdict == "keep":
-            return self.data_result
-        deployed = self.decision.verdict == "deploy"
-        return self._measured(self.decision.best if deployed else self.decision.clone)
+        kept = self.decision.verdict == "keep"
+        return self.data_result if kept else self._measured(self.decision.best)
 
     def _measured(self, candidate: Mapping[str, Any] | None) -> float | None:
         value = None if candidate is None else candidate.get(self.measure)

@@ -554,16 +554,16 @@ class Facts(Section):
     """Share of the actions' variance that a linear function of the states foretells: 0 or less for
     random actions."""
 
-    @property
-    def of_a_policy(self) -> bool:
-        """Whether what acted looked at the states: a tenth of its actions' variance shows it."""
-        return self.foretold >= LEAST_FORETOLD
-
 
 STEPS_OF_HORIZON = 40
 SMALLEST_BUDGET, LARGEST_BUDGET = 8_000, 100_000
 LARGEST_GAMMA = 0.997
 WIDENED, LEAST_FORETOLD = 0.5, 0.1
+
+
+def of_a_policy(foretold: float) -> bool:
+    """Whether what acted looked at the states: a tenth of its actions' variance shows it."""
+    return foretold >= LEAST_FORETOLD
 
 
 def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
@@ -589,8 +589,22 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     changes = {"gamma": gamma, "steps": steps, "value_unit": unit, "kappa": kappa}
     widen = config.rollout.widen
     if widen is None:
-        widen = WIDENED if facts.of_a_policy else 0.0
+        widen = WIDENED if of_a_policy(facts.foretold) else 0.0
     return updated(config, {"agent": changes, "rollout": {"widen": widen}})
+
+
+def later_defaults() -> dict[str, Any]:
+    """What runs that do not name a later setting did, as 'agent.average_share': 0."""
+    sections = {
+        name: field.annotation
+        for name, field in TrainConfig.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    }
+    return {
+        f"{section}.{name}": kind.model_fields[name].default
+        for section, kind in sections.items()
+        for name in sorted(kind.later)
+    }
 
 
 def known(setting: Value | None) -> Value:

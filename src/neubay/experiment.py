@@ -61,7 +61,7 @@ class Result:
     """A finished run."""
 
     policy: Policy
-    """As it was at the last step."""
+    """Of the last step, or the mean of the last steps (`agent.average_share`)."""
     world: FittedWorld | None
     summary: dict[str, Any]
     directory: Path
@@ -341,11 +341,15 @@ def _clones(
 ) -> dict[str, Any]:
     """Train the clones that the run is compared with, and return what the summary says of each."""
     _, stage_progress, tell = shown
-    about = {}
-    for name in clones_for(dataset, config):
+    about, names = {}, clones_for(dataset, config)
+    for name in names:
         show = partial(stage_progress, name)
         made = train_clone(dataset, config, settings, policies, name, progress=show, tell=tell)
         about[name.replace("-", "_")] = made
+    if rundir.BEST_CLONE not in names and config.agent.algorithm != "bc":
+        tell(
+            "the best episodes are not cloned: they were good by luck, for their actions are random"
+        )
     return about
 
 
@@ -368,8 +372,9 @@ def _result(
     with tracking.clock(seconds, "summary"):
         summary = summarise(dataset, fitted, config, trained) | chosen
     if config.agent.algorithm == "bc":
-        summary["clone"] = account(trained)
-        shown[-1](in_words(summary["clone"]))
+        name = "clone" if config.agent.best_share == 1 else "clone_of_best"
+        summary[name] = account(trained)
+        shown[-1](in_words(summary[name]))
     summary["seconds"] = seconds | {"total": sum(seconds.values())}
     summary = finite(summary)
     atomic_write_json(directory / rundir.SUMMARY_FILE, summary)

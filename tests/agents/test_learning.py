@@ -150,10 +150,9 @@ def test_a_part_without_weights_is_no_hindrance() -> None:
 def test_the_average_is_of_about_the_last_share_of_the_steps(share: float) -> None:
     """Its weights, one for each step, are read off networks that have a one at that step alone."""
     steps = 50
-    average = Average.begin(jnp.full(steps, jnp.nan), share)  # what was before step 1 is forgotten
+    average = Average.begin(jnp.full(steps, 7.0), share)  # what was before step 1 is forgotten
     assert average is not None
     network, weights, ages = jnp.eye(steps), np.zeros(0), []
-    average = Average(jnp.zeros(steps), average.steps)
     for t in range(1, steps + 1):
         average = average.updated(network[t - 1], share)
         rate = min((2 / share - 1) / (t + 2 / share - 2), 1.0)

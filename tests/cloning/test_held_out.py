@@ -1,5 +1,7 @@
 """What is held out of the data: about a tenth, never learnt from, and counted once."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from neubay.cloning import held_out as held
 from neubay.config import AgentConfig
 from neubay.data.dataset import Dataset
 from neubay.tape import Prefix
+from neubay.tasks import ContinuousActions, Task
 
 CONFIG = AgentConfig(algorithm="bc", width=8, memory_size=4, memory_layers=1)
 
@@ -77,28 +80,51 @@ def paid(*episodes: tuple[int, float, bool], horizon: int = 100) -> Dataset:
     timeout = np.zeros(len(reward), bool)
     timeout[last] = ~ended[last]
     state = np.arange(len(reward), dtype=np.float32)[:, None]
-    action = np.zeros_like(state)
+    task = Task("paid", 1, ContinuousActions.symmetric(1), horizon, termination=None)
     return Dataset.from_arrays(
-        state, action, reward, ended, timeout, state + 1, horizon=horizon, name="paid"
+        state, 0 * state, reward, ended, timeout, state + 1, task=task, name="paid"
     )
 
 
+def best(share: float, *episodes: tuple[int, float, bool], horizon: int = 100) -> list[int]:
+    """The numbers of the best of these episodes."""
+    dataset = paid(*episodes, horizon=horizon)
+    chosen = held.best_episodes(dataset, share)
+    return np.searchsorted(dataset.histories.first, chosen.first).tolist()
+
+
 def test_the_best_episodes_are_those_worth_most_until_they_are_a_share_of_the_steps() -> None:
-    dataset = paid((10, 1.0, False), (10, 3.0, False), (10, 2.0, False), (10, 0.0, False))
-    first, _ = dataset.histories
+    four = [(10, reward, False) for reward in (1.0, 3.0, 2.0, 0.0)]
     for share, chosen in ((0.1, [1]), (0.25, [1]), (0.26, [1, 2]), (0.75, [0, 1, 2])):
-        assert held.best_episodes(dataset, share).first.tolist() == first[chosen].tolist()
-    every = held.best_episodes(dataset, 1.0)
-    assert rows(every) == rows(dataset.histories)
+        assert best(share, *four) == chosen
 
 
-def test_an_episode_that_was_cut_is_worth_what_it_would_be_at_full_length() -> None:
-    """A fall after 50 good steps is worth less than ten steps of a log that stopped; where rewards
-    are costs, stopping early is no merit."""
-    fell, stopped = (50, 1.0, True), (10, 0.9, False)
-    assert rows(held.best_episodes(paid(fell, stopped), 0.1)) == list(range(51, 61))
-    long, short = (100, -1.0, False), (10, -2.0, False)
-    assert held.best_episodes(paid(short, long), 0.1).length.tolist() == [100]
+def test_what_is_worth_as_little_as_the_worst_is_not_among_the_best() -> None:
+    """Two of forty arrive: the others are no better for standing first in the log."""
+    arrived = {7, 23}
+    forty = [(10, float(number in arrived), False) for number in range(40)]
+    assert best(0.25, *forty) == [7, 23]
+    assert best(0.25, *[(10, 1.0, False)] * 8) == [*range(8)]  # none is better than another
+
+
+def test_a_history_is_worth_what_it_earns_up_to_T_and_would_earn_if_it_was_cut() -> None:
+    """The mean reward of all is 1 in the first two."""
+    fell, stopped, whole = (50, 1.0, True), (50, 1.0, False), (100, 1.0, False)
+    assert best(0.2, fell, stopped, (0 + 2, 1.0, True)) == [1]  # worth 50 and 100
+    assert best(0.01, whole, (2, 1.4, False), (2, 0.6, False)) == [1]  # by 0.8 in a hundred
+    # A few good steps weigh little against a whole episode that is good.
+    assert best(0.1, (100, 2.0, False), (5, 4.0, False), (200, 0.0, False), horizon=200) == [0]
+    # Where rewards are costs, stopping early is no merit.
+    assert best(0.1, (10, -2.0, False), (100, -1.0, False)) == [1]
+
+
+def test_what_comes_after_T_is_not_cloned_and_counts_for_nothing() -> None:
+    """Logs of benchmarks go on after T: thirty steps of 1 are worth 10 to an agent, ten of 1.5 are
+    worth 15."""
+    logged = paid((30, 1.0, True), (10, 1.5, True))
+    dataset = dataclasses.replace(logged, task=dataclasses.replace(logged.task, horizon=10))
+    assert dataset.histories.length.tolist() == [10, 10]
+    assert held.best_episodes(dataset, 0.5).first.tolist() == [31]
 
 
 def test_of_chosen_episodes_a_tenth_is_held_out_and_the_others_are_not_touched() -> None:

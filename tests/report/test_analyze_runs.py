@@ -115,7 +115,6 @@ def test_tables_and_figure_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert written.startswith("Above.") and written.endswith("Below.\n")
 
 
-@pytest.mark.slow
 def test_a_condensed_file_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     for source, kept in ((str(tmp_path / "log.hdf5"), "log.hdf5"), ("builtin:toy", "builtin:toy")):
         directory = make_run(tmp_path / kept.replace(":", "-"), seed=0)
@@ -125,6 +124,20 @@ def test_a_condensed_file_names_no_folder_of_this_machine(tmp_path: Path) -> Non
         assert records.condense(records.read(directory))["data"]["source"] == kept
 
 
+def test_a_run_that_does_not_name_a_later_setting_has_its_default(tmp_path: Path) -> None:
+    """One that was begun before there was a choice is told from those that chose otherwise."""
+    before = make_run(tmp_path / "before", seed=0)
+    since = make_run(tmp_path / "since", seed=0, changes={"agent": {"average_share": 0.4}})
+    about = json.loads((before / "run.json").read_text())
+    about["config"]["agent"].pop("average_share", None)
+    (before / "run.json").write_text(json.dumps(about))
+    (data,) = arrange(records.read_all([before, since]))
+    assert {group.label for group in data.groups} >= {"neubay, average share = 0.4"} or {
+        group.label for group in data.groups
+    } >= {"neubay, average share = 0"}
+
+
+@pytest.mark.slow
 def test_a_report_of_a_condensed_file_is_that_of_its_runs(tmp_path: Path) -> None:
     """All tables are the same, though the files of the runs are gone."""
     changes = {"zeta": {"rollout": {"zeta": 0.9}}, "kappa": {"agent": {"kappa": 0.8}}, "main": {}}

@@ -18,7 +18,7 @@ from helpers.small_runs import swings, tiny
 from helpers.walks import LIMIT, LONGEST, walks
 from neubay import agents, cli, experiment, selection, world
 from neubay.cloning import clone_config, clones_for
-from neubay.config import SelectionConfig, WorldConfig, updated
+from neubay.config import VARIANTS, SelectionConfig, WorldConfig, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import NeubayError, RunError
 from neubay.policy import Policy
@@ -402,21 +402,51 @@ def test_relatives_share_one_clone() -> None:
 
 def test_what_a_run_is_compared_with_depends_on_what_it_trains_and_on_who_acted() -> None:
     rng = np.random.default_rng(0)
-    state, ends = rng.normal(size=(400, 2)).astype(np.float32), np.arange(400) % 20 == 19
-    none = np.zeros(400, bool)
-    follows, drawn = np.tanh(state[:, :1]), rng.uniform(-1, 1, (400, 1)).astype(np.float32)
-    of_a_policy, of_chance = (
-        Dataset.from_arrays(state, action, state[:, 0], none, ends, name="log")
-        for action in (follows, drawn)
-    )
+    state, ends = rng.normal(size=(4000, 2)).astype(np.float32), np.arange(4000) % 20 == 19
+    none, paid = np.zeros(4000, bool), np.repeat(rng.normal(size=200), 20)
+    follows, drawn = np.tanh(state[:, :1]), rng.uniform(-1, 1, (4000, 1)).astype(np.float32)
+    mostly_drawn = np.where(paid[:, None] > np.quantile(paid, 0.7), follows, drawn)
 
-    def compared(dataset: Dataset, **agent: Any) -> list[str]:
-        return clones_for(dataset, tiny(agent=agent))
+    def compared(action: np.ndarray, reward: np.ndarray = paid, **agent: Any) -> list[str]:
+        log = Dataset.from_arrays(state, action, reward, none, ends, name="log", horizon=20)
+        return clones_for(log, tiny(agent=agent))
 
-    assert compared(of_a_policy) == ["clone", "clone-of-best"]
-    assert compared(of_chance) == ["clone"]  # its best episodes are good by luck
-    assert compared(of_a_policy, algorithm="bc") == []
-    assert compared(of_a_policy, algorithm="bc", best_share=0.25) == ["clone"]
+    assert compared(follows) == ["clone", "clone-of-best"]
+    assert compared(mostly_drawn) == ["clone", "clone-of-best"]  # the best are a policy's
+    assert compared(drawn) == ["clone"]  # good by luck
+    assert compared(follows, 0 * paid + 1) == ["clone"]  # none is better
+    assert compared(follows, algorithm="bc") == []
+    assert compared(follows, algorithm="bc", best_share=0.25) == ["clone"]
+
+
+def test_a_run_of_the_best_clone_is_compared_with_the_clone_of_other_runs() -> None:
+    """As large a budget, and found where theirs is; its own share decides what the best are."""
+    settings, ours = SelectionConfig(), tiny(agent={"steps": 40_000})
+    cloning = tiny(agent={"algorithm": "bc", "steps": 10_000, "best_share": 0.1})
+    assert clone_config(cloning, settings) == clone_config(ours, settings)
+    shares = [
+        clone_config(tiny(agent=agent), settings, rundir.BEST_CLONE).agent.best_share
+        for agent in ({}, {"best_share": 0.1})
+    ]
+    assert shares == [0.25, 0.1]
+
+
+@pytest.mark.slow
+def test_a_run_of_the_best_clone_keeps_its_name(
+    chosen: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Though its last policies are the same: it was at its best before."""
+    config = updated(tiny(agent={"steps": 100}), VARIANTS["bc-best"] | {"agent": {
+        "algorithm": "bc", "best_share": 0.25, "average_share": 0.0, "steps": 100}})  # fmt: skip
+    made = experiment.run(data(), config, tmp_path / "run", select=None)
+    policies = tmp_path / "run" / "policies"
+    shutil.copy(tmp_path / "run" / "policy.npz", policies / "000000050.npz")
+    found = selection.of_runs([rundir.look(chosen), rundir.look(tmp_path / "run")])
+    assert [each.name for each in found if each.imitates] == ["clone", "clone-of-best"]
+    assert made.summary["clone_of_best"]["best_share"] == 0.25 and "clone" not in made.summary
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["card", str(tmp_path / "run")])
+    assert "A clone of the data's best episodes (25% of its steps)" in capsys.readouterr().out
 
 
 def test_a_clone_of_the_best_is_a_candidate_and_not_what_others_are_compared_with(

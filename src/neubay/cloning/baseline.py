@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from neubay.cloning.held_out import best_episodes
 from neubay.cloning.training import account, clone, in_words
 from neubay.config import (
     VARIANTS,
@@ -16,6 +19,7 @@ from neubay.config import (
     TrainConfig,
     WorldConfig,
     known,
+    of_a_policy,
     updated,
 )
 from neubay.data.dataset import Dataset
@@ -28,10 +32,8 @@ from neubay.runs.locks import locked
 from neubay.runs.messages import Tell, log
 from neubay.runs.signals import deferred_signals, stop_if_signalled
 
-CLONES = {rundir.CLONE: "bc", rundir.BEST_CLONE: "bc-best"}
-"""The variant that trains each of the clones."""
 STEPS_SHARE = 0.25
-"""Of the agent's gradient steps, those of its clone at most."""
+"""Of the agent's gradient steps, those of its clone at most; of a clone's, as many."""
 MOST_STEPS = int(VARIANTS["bc"]["agent"]["steps"])
 """Gradient steps of a clone at most, unless the settings say otherwise."""
 VERSION = 2
@@ -63,11 +65,15 @@ _OF_NO_USE = (
 
 def clones_for(dataset: Dataset, config: TrainConfig) -> list[str]:
     """The clones that a run of these settings is compared with. A clone of the data is compared
-    with none, one of its best episodes with that of all. Where actions are random, the best
-    episodes are good by luck, and not cloned."""
+    with none, one of its best episodes with that of all. Where the actions of the best episodes are
+    random, or all episodes are worth the same, the best ones are good by luck, and not cloned."""
     if config.agent.algorithm == "bc":
         return [] if config.agent.best_share == 1 else [rundir.CLONE]
-    return list(CLONES) if dataset.facts.of_a_policy else [rundir.CLONE]
+    best = best_episodes(dataset, _best_share(config))
+    rows = np.concatenate([np.arange(f, f + n) for f, n in zip(*best, strict=True)])
+    some = len(best.first) < len(dataset.returns)
+    follows = some and of_a_policy(dataset.foretold(rows))
+    return [rundir.CLONE, rundir.BEST_CLONE] if follows else [rundir.CLONE]
 
 
 def clone_config(
@@ -83,9 +89,18 @@ def clone_config(
         agent=agent,
         evaluation=EvaluationConfig(evaluations=1, episodes=config.evaluation.episodes),
     )
-    share = max(int(known(config.agent.steps) * STEPS_SHARE), 1)
-    steps = settings.clone_steps or min(share, MOST_STEPS)
-    return updated(updated(cloned, VARIANTS[CLONES[name]]), {"agent": {"steps": steps}})
+    share = 1.0 if config.agent.algorithm == "bc" else STEPS_SHARE
+    most = min(max(int(known(config.agent.steps) * share), 1), MOST_STEPS)
+    cloned = updated(cloned, VARIANTS["bc"])
+    steps = {"steps": settings.clone_steps or most}
+    best = {"best_share": _best_share(config)} if name == rundir.BEST_CLONE else {}
+    return updated(cloned, {"agent": steps | best})
+
+
+def _best_share(config: TrainConfig) -> float:
+    """The share that is called the best: what was asked for, or that of the variant."""
+    asked, usual = config.agent.best_share, VARIANTS["bc-best"]["agent"]["best_share"]
+    return float(usual if asked == 1 else asked)
 
 
 def train_clone(

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from neubay.data.dataset import Dataset
 from neubay.tape import AnyArray, Prefix, Tape
@@ -41,20 +41,31 @@ class HeldOut(NamedTuple):
 
 
 def best_episodes(dataset: Dataset, share: float) -> Prefix:
-    """Histories of the episodes that were worth most, until they are a share of the steps.
+    """Histories of the episodes that were worth most, until they are a share of the steps; fewer
+    where the others are worth as little as the worst, and all where all are worth the same.
 
-    An episode is worth its return. One that was cut, by a timeout or the log's end, is taken to
-    have continued at its own mean reward up to T: neither a short log nor a long one is better for
-    its length.
+    A history is worth its return. One that was cut before T, by a timeout or the log's end, is
+    taken to have continued at the mean reward of all data: one that paid well for a few steps may
+    have been lucky, and where rewards are costs it is no merit to stop early.
     """
     first, length = (np.asarray(leaf) for leaf in dataset.histories)
-    life = np.maximum(dataset.lifetimes, 1)
-    ended = np.asarray(dataset.tape.terminated)[first + life - 1]
-    worth = dataset.returns * np.where(ended, 1.0, dataset.task.horizon / life)
+    worth = _worth(dataset)
     order = np.argsort(-worth, kind="stable")
     count = int(np.searchsorted(np.cumsum(length[order]), share * length.sum())) + 1
-    chosen = np.sort(order[:count])
+    better = int((worth > worth.min()).sum())
+    chosen = np.sort(order[: min(count, better) if better else None])
     return Prefix(first[chosen], length[chosen])
+
+
+def _worth(dataset: Dataset) -> Float[np.ndarray, " episodes"]:
+    """What each history earned, or would have earned up to T."""
+    first, length = (np.asarray(leaf) for leaf in dataset.histories)
+    reward = np.asarray(dataset.tape.reward, np.float64)
+    paid = np.concatenate([[0.0], np.cumsum(reward)])
+    earned = paid[first + length] - paid[first]
+    ended = np.asarray(dataset.tape.terminated)[first + np.maximum(length - 1, 0)]
+    left = np.where(ended, 0, dataset.task.horizon - length)
+    return earned + left * earned.sum() / max(int(length.sum()), 1)
 
 
 def split(dataset: Dataset, seed: int, of: Prefix | None = None) -> Split:

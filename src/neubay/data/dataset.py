@@ -307,13 +307,14 @@ class Dataset:
         return Facts(
             horizon=self.task.horizon,
             reward_rms=math.sqrt(squares / max(self.transitions, 1)),
-            foretold=self._foretold(),
+            foretold=self.foretold(self.world_rows),
         )
 
-    def _foretold(self) -> float:
-        """Share of the actions' variance that a linear function of the states foretells: fitted to
-        every second episode, and measured on the others; 0 where there are too few to tell."""
-        rows = self.world_rows[:: max(math.ceil(len(self.world_rows) / FORETOLD_ROWS), 1)]
+    def foretold(self, rows: Int[np.ndarray, " rows"]) -> float:
+        """Share of the actions' variance in these rows that a linear function of the states
+        foretells: fitted to every second episode, and measured on the others; 0 where there are too
+        few to tell."""
+        rows = rows[:: max(math.ceil(len(rows) / FORETOLD_ROWS), 1)]
         some, fitted = self.take(rows), self.episode_of(rows) % 2 == 0
         states, actions = (np.asarray(leaf, np.float64) for leaf in (some.state, some.action))
         if min(fitted.sum(), (~fitted).sum()) < 2 * (states.shape[1] + 1):

@@ -109,8 +109,11 @@ def _what(note: dict[str, Any], origin: Origin) -> str:
         "gated": "It remembers: every action follows from the state and from the episode so far.",
         "none": "It has no memory: every action follows from the observation alone.",
     }[agent["memory"]]
+    best = agent.get("best_share", 1)
     how = {
-        "bc": "A clone of the data's behaviour.",
+        "bc": "A clone of the data's behaviour."
+        if best == 1
+        else f"A clone of the data's best episodes ({best:.0%} of its steps).",
         "dqn": "Trained by neubay: a posterior over worlds, imagined rollouts, a Q-network.",
         "redq": "Trained by neubay: a posterior over worlds, imagined rollouts, an actor.",
     }[agent["algorithm"]]
@@ -248,7 +251,10 @@ def _limits(note: dict[str, Any]) -> str:
 
 
 def _training(note: dict[str, Any], origin: Origin) -> str:
-    config = origin.run.get("config") or {"agent": note["agent"]}
+    config = origin.run.get("config") or {}
+    kind = note["agent"]["algorithm"]
+    if not config or config.get("agent", {}).get("algorithm", kind) != kind:
+        config = {"agent": note["agent"]}  # a clone beside a run has settings of its own
     lines = [
         f"- {name.capitalize()}: {_code(origin.run[name])}"
         for name in ("variant", "preset", "command")
@@ -272,7 +278,8 @@ def _training(note: dict[str, Any], origin: Origin) -> str:
 
 def _likelihoods(note: dict[str, Any], origin: Origin) -> list[str]:
     """How likely a clone and the other candidate found held-out actions."""
-    told = origin.candidate if origin.selection else origin.summary.get("clone")
+    kind = "clone" if note["agent"].get("best_share", 1) == 1 else "clone_of_best"
+    told = origin.candidate if origin.selection else origin.summary.get(kind)
     if note["agent"]["algorithm"] != "bc" or not isinstance(told, dict):
         return []
     kinds = {"held_out_memory": "with memory", "held_out_markov": "without"}

@@ -6,7 +6,7 @@
     metrics.jsonl   one row per device call of updates, one per evaluation
     checkpoints/    the last checkpoints of the training, and the best agent (`checkpoints.py`)
     policies/       the policy at every evaluation point, and the clones of the data
-    policy.npz      the trained policy, as it was at the last step
+    policy.npz      the trained policy, of the last step or the mean of the last steps
     selection/      which policy to deploy, if any: selection.json, the chosen policy.npz, what is
                     kept of the data (data.npz), the judge (judge.json), its answers (judged/)
     summary.json    the result; written last: where it is, the run is finished
@@ -24,6 +24,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
+from neubay.config import later_defaults
 from neubay.errors import RunError, reason, refusal_reported
 from neubay.runs.checkpoints import CHECKPOINTS, found
 from neubay.runs.files import PARTIAL, atomic_write_json, read_json
@@ -129,12 +130,14 @@ def _check_layout(directory: Path, begun: dict[str, Any]) -> None:
 def _check_identity(directory: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
     """Refuse to resume another run, and say how it differs. Settings that the version which wrote
     it did not have are not compared."""
-    old, new = {"kind": "train"} | flat(begun), {"kind": "train"} | flat(asked)
+    usual = {f"config.{name}": value for name, value in later_defaults().items()}
+    written = flat(begun)
+    old, new = ({"kind": "train"} | usual | each for each in (written, flat(asked)))
     names = sorted(old.keys() | new.keys(), key=lambda name: (name != "dataset.hash", name))
     for name in names:  # settings may follow from the data
         if not name.startswith(_IDENTITY) or old.get(name) == new.get(name):
             continue
-        if begun.get("layout") != LAYOUT and name.startswith("config.") and name not in old:
+        if begun.get("layout") != LAYOUT and name.startswith("config.") and name not in written:
             continue
         if name == "variant" and not (name in old and name in new):  # a call that did not say
             continue

@@ -44,7 +44,7 @@ def of_runs(runs: Sequence[Run]) -> list[Candidate]:
     found = [candidate for run in runs for candidate in _of_run(run)]
     seen: set[str | None] = set()
     once = []
-    for candidate in sorted(found, key=lambda candidate: not candidate.is_clone):
+    for candidate in sorted(found, key=lambda each: (not each.is_clone, not each.imitates)):
         if candidate.digest not in seen:
             seen.add(candidate.digest)
             once.append(candidate)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from neubay.config import later_defaults
 from neubay.errors import DAMAGE, NeubayError, RunError, refusal_reported
 from neubay.report.parts.numbers import rounded
 from neubay.report.runs.verdicts import Decision, decision_of, read_decision
@@ -182,8 +183,10 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> Settings:
-        """All settings but the seed, as 'agent.kappa': 0.5."""
-        return {name: value for name, value in flat(self.config).items() if name != "seed"}
+        """All settings but the seed, as 'agent.kappa': 0.5; those that came later, too, unless its
+        changes are all that is known."""
+        written = {name: value for name, value in flat(self.config).items() if name != "seed"}
+        return later_defaults() | written if "agent.gamma" in written else written
 
     def last(self, name: str) -> float | None:
         """The newest finite value of a column of the evaluations."""

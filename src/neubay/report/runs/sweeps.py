@@ -135,12 +135,14 @@ def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
         "Marked: not significantly worse than it by Welch's one-sided t-test (p < 0.05); groups "
         "of a single seed are not tested."
     )
-    if any(run.decision for data in datasets for run in data.main.runs):
+    judged = [run for data in datasets for run in data.main.runs if run.decision]
+    if judged:
+        best = any(run.best_clone_result is not None for run in judged)
         note += (
-            " Clone: of the data, which the run was compared with, and of its best episodes. "
-            "Verdict: what selection advised without a simulator, for each seed of the first "
-            "group; followed, it gives the chosen policy's result (deploy), the clone's (copy) or "
-            "the data's own (keep)."
+            " Clone: of the data, which the run was compared with"
+            f"{', and of its best episodes' if best else ''}. Verdict: what selection advised "
+            "without a simulator, for each seed of the first group; followed, it gives the chosen "
+            "policy's result (deploy), the clone's (copy) or the data's own (keep)."
         )
     if published_too:
         note += (

@@ -20,7 +20,7 @@ import numpy as np
 from neubay import agents, data, imagination, preflight, selection, world
 from neubay.agents import Agent, AgentState, Update
 from neubay.algorithm import Trained, train_agent
-from neubay.cloning import account, clone, clones_for, in_words, train_clone
+from neubay.cloning import account, clone, clones_for, good_by_luck, in_words, train_clone
 from neubay.config import (
     Preset,
     SelectionConfig,
@@ -246,6 +246,7 @@ def run(
         track = tracking.together([tracking.json_lines(metrics), halt, *trackers])
         how = config, track, checkpoints, partial(_keep, dataset, directory), update
         within = fitted if needs_world else None
+        _tell_luck(dataset, config, tell)
         trained = clone(dataset, *how) if within is None else train_agent(dataset, within, *how)
         about_it = dataset, fitted, config, trained, directory
         judging = None if select is None else (select, judged_as or config.world)
@@ -253,6 +254,16 @@ def run(
         checkpoints.finish(kept=1)
         stop_if_signalled()
         return Result(policy, fitted, summary, directory)
+
+
+def _tell_luck(dataset: Dataset, config: TrainConfig, tell: Tell) -> None:
+    """Say so where the best episodes are cloned, and not worth a clone of their own."""
+    agent = config.agent
+    if agent.algorithm == "bc" and agent.best_share < 1 and good_by_luck(dataset, agent.best_share):
+        tell(
+            "the best episodes are no better than the others, or were good by luck: their actions "
+            "do not follow from the states"
+        )
 
 
 def _check_settings(
@@ -347,9 +358,7 @@ def _clones(
         made = train_clone(dataset, config, settings, policies, name, progress=show, tell=tell)
         about[name.replace("-", "_")] = made
     if rundir.BEST_CLONE not in names and config.agent.algorithm != "bc":
-        tell(
-            "the best episodes are not cloned: they were good by luck, for their actions are random"
-        )
+        tell("the best episodes are not cloned: they are no better, or were so by luck")
     return about
 
 

@@ -438,7 +438,9 @@ def test_a_run_of_the_best_clone_keeps_its_name(
     """Though its last policies are the same: it was at its best before."""
     config = updated(tiny(agent={"steps": 100}), VARIANTS["bc-best"] | {"agent": {
         "algorithm": "bc", "best_share": 0.25, "average_share": 0.0, "steps": 100}})  # fmt: skip
-    made = experiment.run(data(), config, tmp_path / "run", select=None)
+    said: list[str] = []
+    made = experiment.run(data(), config, tmp_path / "run", select=None, tell=said.append)
+    assert any("good by luck" in line for line in said)  # these actions are random
     policies = tmp_path / "run" / "policies"
     shutil.copy(tmp_path / "run" / "policy.npz", policies / "000000050.npz")
     found = selection.of_runs([rundir.look(chosen), rundir.look(tmp_path / "run")])

@@ -6,7 +6,13 @@ training.py  both candidates, each stopped at its best, and the choice
 baseline.py  the clones that a run is compared with, kept where worlds are
 """
 
-from neubay.cloning.baseline import clone_config, clone_directory, clones_for, train_clone
+from neubay.cloning.baseline import (
+    clone_config,
+    clone_directory,
+    clones_for,
+    good_by_luck,
+    train_clone,
+)
 from neubay.cloning.training import account, clone, in_words
 
 __all__ = [
@@ -15,6 +21,7 @@ __all__ = [
     "clone_config",
     "clone_directory",
     "clones_for",
+    "good_by_luck",
     "in_words",
     "train_clone",
 ]

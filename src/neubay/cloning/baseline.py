@@ -69,11 +69,15 @@ def clones_for(dataset: Dataset, config: TrainConfig) -> list[str]:
     random, or all episodes are worth the same, the best ones are good by luck, and not cloned."""
     if config.agent.algorithm == "bc":
         return [] if config.agent.best_share == 1 else [rundir.CLONE]
-    best = best_episodes(dataset, _best_share(config))
+    by_luck = good_by_luck(dataset, _best_share(config))
+    return [rundir.CLONE] if by_luck else [rundir.CLONE, rundir.BEST_CLONE]
+
+
+def good_by_luck(dataset: Dataset, share: float) -> bool:
+    """Whether the best episodes are no better, or their actions follow from nothing."""
+    best = best_episodes(dataset, share)
     rows = np.concatenate([np.arange(f, f + n) for f, n in zip(*best, strict=True)])
-    some = len(best.first) < len(dataset.returns)
-    follows = some and of_a_policy(dataset.foretold(rows))
-    return [rundir.CLONE, rundir.BEST_CLONE] if follows else [rundir.CLONE]
+    return len(best.first) == len(dataset.returns) or not of_a_policy(dataset.foretold(rows))
 
 
 def clone_config(

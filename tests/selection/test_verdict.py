@@ -1,5 +1,7 @@
 """Ranking and verdict: deploy, copy or keep."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -89,10 +91,12 @@ def made(
     clone: bool = False,
     imitates: bool = False,
 ) -> Judged:
-    """A candidate that gets the same in both members from all three starts."""
+    """A candidate that gets the same in both members from all three starts; where little is granted
+    after a cut, from the first of them it is cut."""
     estimate, steps = np.full((2, 3), value), np.full((2, 3), 100)
     low = estimate if floor is None else np.full((2, 3), floor)
-    rollouts = Rollouts(estimate, low, steps, low < estimate, steps)
+    cut = (low < estimate) & (np.arange(3) == 0)
+    rollouts = Rollouts(estimate, low, steps, cut, steps)
     return Judged(name, rollouts, is_clone=clone, imitates=clone or imitates)
 
 
@@ -151,6 +155,31 @@ def test_a_clone_is_not_copied_for_what_the_judge_promises_to_all() -> None:
 
     assert decided(60.0, 200.0).word == "keep"
     assert decided(60.0, 150.0).word == "copy"
+
+
+def test_what_the_judge_loses_sight_of_more_often_than_not_is_neither_deployed_nor_copied() -> None:
+    """After a cut the least that the data earned is granted, and where all of it is good that is
+    nearly as good: a policy that leaves such data at once would live on that."""
+
+    def decided(policy: Judged, *others: Judged) -> Verdict:
+        clone = made("clone", 99.0, clone=True)
+        sanity = Sanity.of(made("clone", 100.0), DATA, clone=clone)
+        return decide([clone, policy, *others], DATA, sanity)
+
+    def lost(judged: Judged, share: float) -> Judged:
+        cut = np.arange(6).reshape(2, 3) < 6 * share
+        return dataclasses.replace(judged, rollouts=judged.rollouts._replace(cut=cut))
+
+    assert decided(lost(made("policy", 150.0), 0.5)).word == "deploy"
+    found = decided(lost(made("policy", 150.0), 0.6), lost(made("another", 140.0), 1.0))
+    assert (found.word, found.chosen) == ("copy", "clone")
+    assert (
+        "67% of its rollouts leave what the judge knows, like those of 1 more" in found.reasons[-2]
+    )
+    worse = decided(lost(made("policy", 150.0), 0.6), made("known", 120.0))
+    assert (worse.word, worse.chosen) == ("deploy", "known")
+    best = lost(made("clone-of-best", 120.0, imitates=True), 1.0)
+    assert decided(best).chosen == "clone"
 
 
 def test_of_clones_that_may_be_copied_it_is_the_one_with_the_higher_lower_end() -> None:
@@ -261,6 +290,7 @@ def test_bounds_are_quantiles_over_members() -> None:
         "lower": pytest.approx(np.quantile([0, 2, 4], 0.05)),
         "upper": pytest.approx(np.quantile([1, 3, 5], 0.95)),
         "cut_share": 0.0,
+        "known": True,
         "length_mean": 5.0,
         "is_clone": False,
         "score": 3.0,

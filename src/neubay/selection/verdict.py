@@ -29,6 +29,11 @@ EXCERPT_ERROR, EXCERPT_ENDS = 0.5, 0.05
 `NOT_WORSE` of their mean, and the share that ends. A judge that does not is not without a vote:
 what it is off is taken off every gain (`Sanity.margin`)."""
 
+KNOWN = 0.5
+"""Of a candidate's rollouts, the share that the judge must not lose sight of. What follows a cut is
+granted what the data earned at the least. Where all of the data is good, that is nearly as good,
+and a policy that leaves the data at once would live on it."""
+
 Word = Literal["deploy", "copy", "keep"]
 
 
@@ -57,6 +62,11 @@ class Judged:
         return float(self.rollouts.floor.mean())
 
     @property
+    def known(self) -> bool:
+        """The judge does not lose sight of most of its rollouts."""
+        return float(self.rollouts.cut.mean()) <= 1 - KNOWN
+
+    @property
     def lower(self) -> float:
         return float(np.quantile(self.rollouts.floor.mean(axis=1), LOW))
 
@@ -79,6 +89,7 @@ class Judged:
             "lower": self.lower,
             "upper": self.upper,
             "cut_share": float(self.rollouts.cut.mean()),
+            "known": self.known,
             "length_mean": float(self.rollouts.length.mean()),
             "is_clone": self.is_clone,
             **(self.told or {}),
@@ -276,9 +287,10 @@ def decide(
 ) -> Verdict:
     """The verdict. `objections` say why the judge has no vote, beside what `sanity` says. Of those
     that may be chosen it is the one with the highest lower end: a high estimate may rest on what
-    the judge does not know."""
+    the judge does not know. Nor is any chosen, if it can be helped, of which the judge loses sight
+    more often than not."""
     data = float(data_returns.mean())
-    by_lower = sorted(candidates, key=lambda judged: -judged.lower)
+    by_lower = sorted(candidates, key=lambda judged: (not judged.known, -judged.lower))
     best = by_lower[0]
     clone = next((judged for judged in candidates if judged.is_clone), None)
     no_vote = list(objections)
@@ -299,7 +311,8 @@ def decide(
     said = f"The judge says {_interval(sanity)} of actions like the data's, which earned "
     reasons = [f"{said}{_number(sanity.data)}{_replayed(sanity)}."]
     gains = {judged.name: Gains.of(judged, data_returns, clone, sanity) for judged in by_lower}
-    passing = [judged for judged in by_lower if gains[judged.name].sure]
+    sure = [judged for judged in by_lower if gains[judged.name].sure]
+    passing = [judged for judged in sure if judged.known]
     if passing:
         chosen = passing[0]
         return Verdict(
@@ -310,6 +323,8 @@ def decide(
         if best is not clone
         else f"No candidate is surely better than cloning, which has {_number(clone.estimate)}."
     )
+    if sure:
+        reasons.append(_out_of_sight(sure))
     copy, reason = _copied([judged for judged in by_lower if judged.imitates], data, sanity)
     reasons.append(reason)
     if copy is not None:
@@ -322,7 +337,7 @@ def _copied(clones: Sequence[Judged], data: float, sanity: Sanity) -> tuple[Judg
     unsure, less what the judge is off; and why it is copied, or none is."""
     enough = data - NOT_WORSE * abs(data)
     for copy in clones:
-        if copy.floor - sanity.drift >= enough:
+        if copy.known and copy.floor - sanity.drift >= enough:
             return copy, (
                 f"{_cloning(copy)} gets {_number(copy.estimate)}, not worse than the data's "
                 f"{_number(data)} by more than {NOT_WORSE:.0%}."
@@ -333,6 +348,17 @@ def _copied(clones: Sequence[Judged], data: float, sanity: Sanity) -> tuple[Judg
         sure = _number(nearest.floor - sanity.drift)
         copied += f", and {sure} without what is unsure and what the judge is off"
     return None, f"{copied}, worse than the data's {_number(data)}: keep your controller."
+
+
+def _out_of_sight(sure: Sequence[Judged]) -> str:
+    """Why candidates with a gain are not deployed."""
+    first = max(sure, key=lambda judged: judged.lower)
+    cut = float(first.rollouts.cut.mean())
+    others = f", like those of {len(sure) - 1} more" if len(sure) > 1 else ""
+    return (
+        f"{first.name} is promised more ({_interval(first)}), but {cut:.0%} of its rollouts leave "
+        f"what the judge knows{others}: too many to believe it."
+    )
 
 
 def _cloning(copy: Judged) -> str:

@@ -23,7 +23,7 @@ from neubay.runs.values import is_number
 BEGIN = "<!-- tables: neubay analyze selection -->"
 KEPT = (
     *("name", "step", "estimate", "lower", "upper", "gain_over_data", "gain_over_clone"),
-    *("cut_share", "is_clone", "return_mean", "score", "q_start", "fqe"),
+    *("cut_share", "known", "is_clone", "return_mean", "score", "q_start", "fqe"),
 )
 """Of a candidate, what a condensed file holds."""
 WAYS = {"estimate": "judge", "lower": "lower end", "q_start": "critic", "fqe": "fitted Q"}
@@ -92,6 +92,7 @@ class Checked:
     @property
     def deployed(self) -> np.ndarray:
         gains = (self.column("gain_over_data") > 0) & (self.column("gain_over_clone") > 0)
+        gains &= np.array([each.get("known", True) for each in self.candidates])
         return gains & bool(self.entry["vote"])
 
     @property

@@ -182,6 +182,18 @@ def test_what_the_judge_loses_sight_of_more_often_than_not_is_neither_deployed_n
     assert decided(best).chosen == "clone"
 
 
+def test_a_judge_that_flatters_the_data_has_no_vote_however_far_its_returns_lie_apart() -> None:
+    """By more than 5 % of what it earned; that its episodes differ by much more is no excuse."""
+
+    def decided(said: float) -> Verdict:
+        sanity = Sanity.of(made("clone", said), DATA, clone=made("clone", 300.0))
+        wide = dataclasses.replace(sanity, tolerance=40.0)
+        return decide([made("clone", 300.0, clone=True)], DATA, wide)
+
+    assert decided(104.0).vote and decided(104.0).word == "copy"
+    assert not decided(106.0).vote and decided(106.0).word == "keep"
+
+
 def test_of_clones_that_may_be_copied_it_is_the_one_with_the_higher_lower_end() -> None:
     """One of the best episodes, beside that of the data; the latter is what others are compared
     with, whatever the former gets."""

@@ -33,7 +33,7 @@ FIXED_ON = ("hopper_medium", "pendulum")
 """The datasets that the rule was fixed on."""
 REFINED_ON = (
     *("halfcheetah_medium_replay", "neorl2_SafetyHalfCheetah_train", "hopper_medium_expert"),
-    *("door_human", "antmaze_umaze_diverse"),
+    *("door_human", "antmaze_umaze_diverse", "halfcheetah_medium_expert"),
 )
 """Those that it was refined on, after it had been tested on them; all others test it."""
 

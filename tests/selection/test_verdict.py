@@ -180,18 +180,27 @@ def test_what_the_judge_loses_sight_of_more_often_than_not_is_neither_deployed_n
     assert (worse.word, worse.chosen) == ("deploy", "known")
     best = lost(made("clone-of-best", 120.0, imitates=True), 1.0)
     assert decided(best).chosen == "clone"
+    clone = lost(made("clone", 99.0, clone=True), 1.0)
+    alone = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA, clone=clone))
+    assert alone.word == "keep" and "100% of its rollouts leave" in alone.reasons[-1]
 
 
 def test_a_judge_that_flatters_the_data_has_no_vote_however_far_its_returns_lie_apart() -> None:
-    """By more than 5 % of what it earned; that its episodes differ by much more is no excuse."""
+    """By more than 5 % of what it earned, and than chance; that its episodes differ by much more is
+    no excuse."""
 
-    def decided(said: float) -> Verdict:
+    def decided(said: float, chance: float = 0.0) -> Verdict:
         sanity = Sanity.of(made("clone", said), DATA, clone=made("clone", 300.0))
-        wide = dataclasses.replace(sanity, tolerance=40.0)
+        assert sanity.chance == pytest.approx(2 * DATA.std() / np.sqrt(3))
+        wide = dataclasses.replace(sanity, tolerance=40.0, chance=chance)
         return decide([made("clone", 300.0, clone=True)], DATA, wide)
 
     assert decided(104.0).vote and decided(104.0).word == "copy"
     assert not decided(106.0).vote and decided(106.0).word == "keep"
+    assert decided(106.0, 8.0).vote and not decided(109.0, 8.0).vote
+    # Where rewards cancel, 5 % of the mean is nothing.
+    around_zero = Sanity.of(made("clone", 3.0), DATA - 100)
+    assert around_zero.data == 0 and not around_zero.flatters
 
 
 def test_of_clones_that_may_be_copied_it_is_the_one_with_the_higher_lower_end() -> None:

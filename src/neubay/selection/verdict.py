@@ -7,6 +7,7 @@ less what the judge itself is off where it can be checked: on excerpts of the lo
 promises to the data's own behaviour.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -161,6 +162,8 @@ class Sanity:
     excerpts: Excerpts | None = None
     steps: float = 0.0
     """How long the judged episodes can be, in the mean."""
+    chance: float = 0.0
+    """By how much the data's mean return may be off by chance: two standard errors."""
 
     @classmethod
     def of(
@@ -178,7 +181,8 @@ class Sanity:
         excerpts = None if reproduced is None else Excerpts.of(reproduced)
         lower = float(np.quantile(imitated.rollouts.estimate.mean(axis=1), LOW))
         told = imitated.estimate, lower, imitated.upper
-        return cls(*told, mean, tolerance, clone, excerpts, steps)
+        chance = 2 * float(data_returns.std()) / math.sqrt(len(data_returns))
+        return cls(*told, mean, tolerance, clone, excerpts, steps, chance)
 
     @property
     def drift(self) -> float:
@@ -197,8 +201,8 @@ class Sanity:
     @property
     def flatters(self) -> bool:
         """More is promised to the data's behaviour than it earned, by nearly all members. How far
-        the data's returns lie apart is no excuse here: what is promised is a mean."""
-        return self.lower - NOT_WORSE * abs(self.data) > self.data
+        the data's returns lie apart is no excuse here beyond chance: what is promised is a mean."""
+        return self.lower - max(NOT_WORSE * abs(self.data), self.chance) > self.data
 
     @property
     def short(self) -> bool:
@@ -326,7 +330,8 @@ def decide(
     )
     if sure:
         reasons.append(_out_of_sight(sure))
-    copy, reason = _copied([judged for judged in by_lower if judged.imitates], data, sanity)
+    clones = [judged for judged in by_lower if judged.imitates or judged.is_clone]
+    copy, reason = _copied(clones, data, sanity)
     reasons.append(reason)
     if copy is not None:
         return Verdict("copy", copy.name, reasons)
@@ -343,8 +348,12 @@ def _copied(clones: Sequence[Judged], data: float, sanity: Sanity) -> tuple[Judg
                 f"{_cloning(copy)} gets {_number(copy.estimate)}, not worse than the data's "
                 f"{_number(data)} by more than {NOT_WORSE:.0%}."
             )
-    nearest = max(clones, key=lambda judged: judged.floor)
+    nearest = max(clones, key=lambda judged: (judged.known, judged.floor))
     copied = f"{_cloning(nearest)} gets {_number(nearest.estimate)}"
+    if not nearest.known:
+        cut = float(nearest.rollouts.cut.mean())
+        lost = f"{cut:.0%} of its rollouts leave what the judge knows"
+        return None, f"{copied}, but {lost}, too many to believe it: keep your controller."
     if nearest.estimate >= enough:
         sure = _number(nearest.floor - sanity.drift)
         copied += f", and {sure} without what is unsure and what the judge is off"

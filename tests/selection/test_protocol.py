@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,6 +66,11 @@ def test_noise_is_scaled_to_what_the_log_leaves_for_it(
     other = trial(quadratic(members=6, sigma=found.noise * said), data)
     policy = linear_policy([0.3, 0.8])
     np.testing.assert_allclose(found.roll(policy).estimate, other.roll(policy).estimate, rtol=1e-5)
+    # Its excerpts are not replayed once more, and those of other noise are.
+    anew = tried.with_noise(found.noise).reproduce()
+    assert found.replayed is found.reproduce() is not anew
+    jax.tree.map(np.testing.assert_array_equal, found.replayed, anew)
+    assert found.with_noise(0.5).replayed is None
 
 
 def test_a_forecast_is_best_with_the_spread_of_the_truth() -> None:

@@ -202,6 +202,8 @@ class Trial:
     task: Task
     noise: float = 1.0
     """What the members' own noise is multiplied by."""
+    replayed: Reproduced | None = None
+    """What `reproduce` comes to, where that is known already."""
 
     @classmethod
     def of(
@@ -245,7 +247,8 @@ class Trial:
     def with_noise(self, scale: float) -> "Trial":
         """The same starts, members and keys; the members' noise is multiplied by this."""
         world = self.conditions.world.with_noise(jnp.asarray(np.float32(scale)))
-        return replace(self, conditions=replace(self.conditions, world=world), noise=scale)
+        conditions = replace(self.conditions, world=world)
+        return replace(self, conditions=conditions, noise=scale, replayed=None)
 
     def calibrated(self) -> "Trial":
         """With the share of the members' noise that foretells the log's excerpts best; all of it
@@ -257,8 +260,9 @@ class Trial:
             replayed = self.with_noise(scale).reproduce()
             if replayed is None:
                 return self
-            found[scale] = replayed.crps()
-        return self.with_noise(min(found, key=lambda scale: found[scale]))
+            found[scale] = replayed
+        best = min(found, key=lambda scale: found[scale].crps())
+        return replace(self.with_noise(best), replayed=found[best])
 
     @property
     def data_returns(self) -> Float[np.ndarray, " starts"]:
@@ -277,6 +281,8 @@ class Trial:
 
     def reproduce(self) -> Reproduced | None:
         """Replay the log's excerpts, every one in every member; none where none are known."""
+        if self.replayed is not None:
+            return self.replayed
         record, members = self.record, self.conditions.world.size
         if record.excerpt_state is None or not len(record.excerpt_state):
             return None

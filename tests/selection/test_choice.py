@@ -444,7 +444,7 @@ def test_a_run_of_the_best_clone_keeps_its_name(
     policies = tmp_path / "run" / "policies"
     shutil.copy(tmp_path / "run" / "policy.npz", policies / "000000050.npz")
     found = selection.of_runs([rundir.look(chosen), rundir.look(tmp_path / "run")])
-    assert [each.name for each in found if each.imitates] == ["clone", "clone-of-best"]
+    assert [each.name for each in found if each.clone_of] == ["clone", "clone-of-best"]
     assert made.summary["clone_of_best"]["best_share"] == 0.25 and "clone" not in made.summary
     with pytest.raises(SystemExit, match="0"):
         cli.main(["card", str(tmp_path / "run")])

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from helpers.judges import linear_policy, logged, quadratic, trial
-from neubay.selection import Judged, Rollouts, Sanity, Verdict, decide, ranked
+from neubay.selection import Candidate, Judged, Rollouts, Sanity, Verdict, decide, ranked
+from neubay.selection.candidates import CloneOf
 from neubay.selection.protocol import Reproduced, Trial
 
 BETTER, DATA_LIKE, WORSE = [0.3, 0.8], [0.0, 0.0], [-0.3, -0.5]
 
 
 def judged(tried: Trial, name: str, gain: list[float], *, clone: bool = False) -> Judged:
-    return Judged(name, tried.roll(linear_policy(gain)), is_clone=clone, imitates=clone)
+    policy = linear_policy(gain)
+    candidate = Candidate(name, policy, clone_of="data" if clone else None)
+    return Judged(candidate, tried.roll(policy))
 
 
 def verdict(tried: Trial, **gains: list[float]) -> Verdict:
@@ -88,8 +91,7 @@ def made(
     value: float,
     floor: float | None = None,
     *,
-    clone: bool = False,
-    imitates: bool = False,
+    clone_of: CloneOf = None,
 ) -> Judged:
     """A candidate that gets the same in both members from all three starts; where little is granted
     after a cut, from the first of them it is cut."""
@@ -97,7 +99,7 @@ def made(
     low = estimate if floor is None else np.full((2, 3), floor)
     cut = (low < estimate) & (np.arange(3) == 0)
     rollouts = Rollouts(estimate, low, steps, cut, steps)
-    return Judged(name, rollouts, is_clone=clone, imitates=clone or imitates)
+    return Judged(Candidate(name, None, clone_of=clone_of), rollouts)
 
 
 def replayed(recorded: list[float], judged: list[float]) -> Reproduced:
@@ -114,7 +116,7 @@ def test_what_the_judge_is_off_on_the_log_is_taken_off_every_gain() -> None:
     off = replayed([0.0, 20.0, 10.0], [0.5, 20.5, 10.5])
 
     def decided(value: float) -> Verdict:
-        clone = made("clone", 90.0, clone=True)
+        clone = made("clone", 90.0, clone_of="data")
         sanity = Sanity.of(clone, DATA, off, clone=clone, steps=100.0)
         assert sanity.margin == pytest.approx(5.0) and sanity.record()["margin"] == sanity.margin
         return decide([clone, made("policy", value)], DATA, sanity)
@@ -131,7 +133,7 @@ def test_a_judge_that_is_right_in_the_mean_alone_must_see_a_gain_above_its_error
     must be above 100. One that is off by +-1 has nothing taken off."""
 
     def decided(error: float, value: float) -> Verdict:
-        clone = made("clone", 96.0, clone=True)
+        clone = made("clone", 96.0, clone_of="data")
         off = replayed([0.0, 0.0, 20.0, 20.0], [-error, error, 20 - error, 20 + error])
         sanity = Sanity.of(clone, DATA, off, clone=clone, steps=100.0)
         assert sanity.drift == 0 and sanity.reproduced
@@ -146,9 +148,11 @@ def test_a_clone_is_not_copied_for_what_the_judge_promises_to_all() -> None:
     that they promise in the mean, it is worse than the data."""
 
     def decided(*said: float) -> Verdict:
-        clone, steps = made("clone", 110.0, clone=True), np.full((2, 3), 100)
+        clone, steps = made("clone", 110.0, clone_of="data"), np.full((2, 3), 100)
         samples = np.repeat(np.reshape(said, (2, 1)), 3, axis=1)
-        likeness = Judged("clone", Rollouts(samples, samples, steps, steps < 0, steps))
+        likeness = Judged(
+            Candidate("clone", None), Rollouts(samples, samples, steps, steps < 0, steps)
+        )
         sanity = Sanity.of(likeness, DATA, clone=clone)
         assert sanity.reproduced
         return decide([clone], DATA, sanity)
@@ -162,7 +166,7 @@ def test_what_the_judge_loses_sight_of_more_often_than_not_is_neither_deployed_n
     nearly as good: a policy that leaves such data at once would live on that."""
 
     def decided(policy: Judged, *others: Judged) -> Verdict:
-        clone = made("clone", 99.0, clone=True)
+        clone = made("clone", 99.0, clone_of="data")
         sanity = Sanity.of(made("clone", 100.0), DATA, clone=clone)
         return decide([clone, policy, *others], DATA, sanity)
 
@@ -178,9 +182,9 @@ def test_what_the_judge_loses_sight_of_more_often_than_not_is_neither_deployed_n
     )
     worse = decided(lost(made("policy", 150.0), 0.6), made("known", 120.0))
     assert (worse.word, worse.chosen) == ("deploy", "known")
-    best = lost(made("clone-of-best", 120.0, imitates=True), 1.0)
+    best = lost(made("clone-of-best", 120.0, clone_of="best"), 1.0)
     assert decided(best).chosen == "clone"
-    clone = lost(made("clone", 99.0, clone=True), 1.0)
+    clone = lost(made("clone", 99.0, clone_of="data"), 1.0)
     alone = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA, clone=clone))
     assert alone.word == "keep" and "100% of its rollouts leave" in alone.reasons[-1]
 
@@ -193,7 +197,7 @@ def test_a_judge_that_flatters_the_data_has_no_vote_however_far_its_returns_lie_
         sanity = Sanity.of(made("clone", said), DATA, clone=made("clone", 300.0))
         assert sanity.chance == pytest.approx(2 * DATA.std() / np.sqrt(3))
         wide = dataclasses.replace(sanity, tolerance=40.0, chance=chance)
-        return decide([made("clone", 300.0, clone=True)], DATA, wide)
+        return decide([made("clone", 300.0, clone_of="data")], DATA, wide)
 
     assert decided(104.0).vote and decided(104.0).word == "copy"
     assert not decided(106.0).vote and decided(106.0).word == "keep"
@@ -210,8 +214,8 @@ def test_of_clones_that_may_be_copied_it_is_the_one_with_the_higher_lower_end() 
     off = replayed([0.0, 20.0], [2.0, 22.0])  # by 20 in a hundred steps
 
     def decided(clone: float, best: float, policy: float = 0.0) -> tuple[str, str, str]:
-        compared = made("clone", clone, clone=True)
-        others = [made("clone-of-best", best, imitates=True), made("policy", policy)]
+        compared = made("clone", clone, clone_of="data")
+        others = [made("clone-of-best", best, clone_of="best"), made("policy", policy)]
         sanity = Sanity.of(likeness, DATA, off, clone=compared, steps=100.0)
         found = decide([compared, *others], DATA, sanity)
         return found.word, found.chosen, found.reasons[-1]
@@ -231,9 +235,11 @@ def test_what_the_judge_may_promise_to_the_datas_behaviour_is_taken_off_every_ga
     on 150 of a policy; but what one of them flatters, both may."""
 
     def decided(value: float) -> Verdict:
-        clone, steps = made("clone", 90.0, clone=True), np.full((2, 3), 100)
+        clone, steps = made("clone", 90.0, clone_of="data"), np.full((2, 3), 100)
         samples = np.repeat([[60.0], [160.0]], 3, axis=1)
-        likeness = Judged("clone", Rollouts(samples, samples, steps, steps < 0, steps))
+        likeness = Judged(
+            Candidate("clone", None), Rollouts(samples, samples, steps, steps < 0, steps)
+        )
         sanity = Sanity.of(likeness, DATA, clone=clone)
         assert sanity.reproduced and sanity.margin == pytest.approx(55.0)  # the 95 % quantile
         return decide([clone, made("policy", value)], DATA, sanity)
@@ -247,7 +253,7 @@ def test_a_controller_without_chance_is_reproduced_by_the_clone_without_spread(
     excerpts: Reproduced | None,
 ) -> None:
     """Noise around it costs 60 of 100, which the log never paid: samples are not its behaviour."""
-    noisy, clone = made("clone", 40.0), made("clone", 99.0, clone=True)
+    noisy, clone = made("clone", 40.0), made("clone", 99.0, clone_of="data")
     sanity = Sanity.of(noisy, DATA, excerpts, clone=clone)
     found = decide([clone], DATA, sanity)
     assert found.vote and found.word == "copy"
@@ -258,7 +264,7 @@ def test_a_controller_without_chance_is_reproduced_by_the_clone_without_spread(
 
 
 def test_what_is_sure_is_chosen_and_what_is_estimated_ranks() -> None:
-    clone = made("clone", 100.0, clone=True)
+    clone = made("clone", 100.0, clone_of="data")
     candidates = [clone, made("sure", 120.0, 115.0), made("promising", 300.0, 105.0)]
     found = decide(candidates, DATA, Sanity.of(clone, DATA))
     assert (found.word, found.chosen) == ("deploy", "sure")
@@ -266,7 +272,7 @@ def test_what_is_sure_is_chosen_and_what_is_estimated_ranks() -> None:
 
 
 def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
-    clone = made("clone", 300.0, 60.0, clone=True)
+    clone = made("clone", 300.0, 60.0, clone_of="data")
     found = decide([clone], DATA, Sanity.of(made("clone", 100.0), DATA))
     assert found.vote and found.word == "keep"
     assert "60.0 without what is unsure and what the judge is off" in found.reasons[-1]
@@ -274,7 +280,7 @@ def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:
 
 def test_what_a_clone_is_promised_out_of_sight_does_not_stand_in_the_way() -> None:
     """What is surely better than the data is compared with the clone from floor to floor."""
-    clone = made("clone", 300.0, 60.0, clone=True)
+    clone = made("clone", 300.0, 60.0, clone_of="data")
     sanity = Sanity.of(made("clone", 100.0), DATA)
     found = decide([clone, made("policy", 400.0, 150.0)], DATA, sanity)
     assert (found.word, found.chosen) == ("deploy", "policy")
@@ -302,7 +308,7 @@ def test_bounds_are_quantiles_over_members() -> None:
     estimate = np.array([[0.0, 2.0], [2.0, 4.0], [4.0, 6.0]])
     steps = np.full((3, 2), 5)
     rollouts = Rollouts(estimate, estimate - 1, steps, np.zeros((3, 2), bool), steps)
-    found = Judged("policy", rollouts, "run", 7, {"score": 3.0}).record()
+    found = Judged(Candidate("policy", None, "run", 7, {"score": 3.0}), rollouts).record()
     assert found == {
         "name": "policy",
         "run": "run",
@@ -323,6 +329,8 @@ def test_gains_are_paired_over_starts_members_and_keys(tried: Trial) -> None:
     policy = judged(tried, "policy", BETTER)
     rng = np.random.default_rng(0)
     luck = 100 * rng.normal(size=policy.rollouts.estimate.shape)
-    lucky = Judged("lucky", policy.rollouts._replace(floor=policy.rollouts.floor + luck))
+    lucky = Judged(
+        Candidate("lucky", None), policy.rollouts._replace(floor=policy.rollouts.floor + luck)
+    )
     gain = lucky.lower_gain(policy.rollouts.estimate + luck)
     assert gain == pytest.approx(policy.lower_gain(policy.rollouts.estimate))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from neubay.errors import RunError
 from neubay.policy import Policy, load_policy
@@ -12,6 +13,10 @@ from neubay.runs.rundir import Run
 from neubay.runs.tracking import read_json_lines
 from neubay.runs.values import is_number
 from neubay.selection.protocol import Predict
+
+CloneOf = Literal["data", "best"] | None
+_CLONES: dict[CloneOf, str] = {"data": rundir.CLONE, "best": rundir.BEST_CLONE}
+"""What clones are called, in the order in which they are judged."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,13 @@ class Candidate:
     step: int | None = None
     told: dict[str, float] | None = None
     """What an environment told of it."""
-    is_clone: bool = False
-    """It imitates the data: others are compared with it."""
-    imitates: bool = False
-    """It may be copied: it imitates the data, or the best of it."""
+    clone_of: CloneOf = None
+    """What it imitates, if it may be copied: all of the data, or its best episodes."""
+
+    @property
+    def is_clone(self) -> bool:
+        """It imitates the data: others are compared with it."""
+        return self.clone_of == "data"
 
     @property
     def digest(self) -> str | None:
@@ -44,7 +52,8 @@ def of_runs(runs: Sequence[Run]) -> list[Candidate]:
     found = [candidate for run in runs for candidate in _of_run(run)]
     seen: set[str | None] = set()
     once = []
-    for candidate in sorted(found, key=lambda each: (not each.is_clone, not each.imitates)):
+    order = [*_CLONES, None]
+    for candidate in sorted(found, key=lambda each: order.index(each.clone_of)):
         if candidate.digest not in seen:
             seen.add(candidate.digest)
             once.append(candidate)
@@ -54,29 +63,26 @@ def of_runs(runs: Sequence[Run]) -> list[Candidate]:
 def _of_run(run: Run) -> Iterable[Candidate]:
     directory, name = run.directory, run.directory.resolve().name
     agent = run.about.get("config", {}).get("agent", {})
-    imitates = agent.get("algorithm") == "bc"
-    of_best = agent.get("best_share", 1) != 1
+    clone_of: CloneOf = None
+    if agent.get("algorithm") == "bc":
+        clone_of = "data" if agent.get("best_share", 1) == 1 else "best"
     last = agent.get("steps")
     told = _told(directory / rundir.METRICS_FILE)
     folder = directory / rundir.POLICIES
-    for kind in (rundir.CLONE, rundir.BEST_CLONE):
-        clone = folder / f"{kind}.npz"
+    for kind, label in _CLONES.items():
+        clone = folder / f"{label}.npz"
         if clone.exists():
-            told_of_it = _told_of_clone(clone)
-            all_of_it = kind == rundir.CLONE
-            yield Candidate(kind, clone, name, None, told_of_it, all_of_it, imitates=True)
+            yield Candidate(label, clone, name, None, _told_of_clone(clone), kind)
     end, kept = directory / rundir.POLICY_FILE, sorted(folder.glob("[0-9]*.npz"))
-    if imitates and end.exists() and kept:  # stopped at its best, before the steps that it might do
+    if clone_of and end.exists() and kept:  # stopped at its best, before the steps that it might do
         last = int(kept[-1].stem)
     for path in kept:
         step = int(path.stem)
         if step != last or not end.exists():
             yield Candidate(f"{name}@{step}", path, name, step, told.get(step))
     if end.exists():
-        cloned = rundir.BEST_CLONE if of_best else rundir.CLONE
-        label = cloned if imitates else f"{name}@{last}"
-        all_of_it = label == rundir.CLONE
-        yield Candidate(label, end, name, last, told.get(last), all_of_it, imitates)
+        label = f"{name}@{last}" if clone_of is None else _CLONES[clone_of]
+        yield Candidate(label, end, name, last, told.get(last), clone_of)
 
 
 def _told_of_clone(path: Path) -> dict[str, float] | None:

@@ -238,15 +238,7 @@ class _Court:
             if digest is not None and self.folders:
                 path = self.folders[0] / self._name(digest, deterministic)
                 save_arrays(path, rollouts._asdict(), {"layout": LAYOUT})
-        return Judged(
-            candidate.name,
-            rollouts,
-            candidate.run,
-            candidate.step,
-            candidate.told,
-            candidate.is_clone,
-            candidate.imitates,
-        )
+        return Judged(candidate, rollouts)
 
     def _name(self, digest: str, deterministic: bool) -> str:
         text = json.dumps([*self.identity, digest, deterministic])
@@ -274,7 +266,7 @@ def _written(
     judge: Judge,
 ) -> dict[str, Any]:
     """selection.json."""
-    record, clone = trial.record, next((each for each in judged if each.is_clone), None)
+    record, clone = trial.record, next((each for each in judged if each.candidate.is_clone), None)
 
     def gains(each: Judged) -> dict[str, float | None]:
         found = Gains.of(each, trial.data_returns, clone, sanity)

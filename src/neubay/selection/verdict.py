@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from neubay.selection.candidates import Candidate
 from neubay.selection.protocol import Reproduced, Rollouts
 
 LOW, HIGH = 0.05, 0.95
@@ -42,16 +43,12 @@ Word = Literal["deploy", "copy", "keep"]
 class Judged:
     """A candidate, and what it got."""
 
-    name: str
+    candidate: Candidate
     rollouts: Rollouts
-    run: str | None = None
-    step: int | None = None
-    told: dict[str, float] | None = None
-    """What an environment told: `score`, `return_mean`."""
-    is_clone: bool = False
-    """It imitates the data: others are compared with it."""
-    imitates: bool = False
-    """It may be copied: it imitates the data, or the best of it."""
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
 
     @property
     def estimate(self) -> float:
@@ -84,16 +81,16 @@ class Judged:
         """As plain numbers."""
         return {
             "name": self.name,
-            "run": self.run,
-            "step": self.step,
+            "run": self.candidate.run,
+            "step": self.candidate.step,
             "estimate": self.estimate,
             "lower": self.lower,
             "upper": self.upper,
             "cut_share": float(self.rollouts.cut.mean()),
             "known": self.known,
             "length_mean": float(self.rollouts.length.mean()),
-            "is_clone": self.is_clone,
-            **(self.told or {}),
+            "is_clone": self.candidate.is_clone,
+            **(self.candidate.told or {}),
         }
 
 
@@ -297,7 +294,7 @@ def decide(
     data = float(data_returns.mean())
     by_lower = sorted(candidates, key=lambda judged: (not judged.known, -judged.lower))
     best = by_lower[0]
-    clone = next((judged for judged in candidates if judged.is_clone), None)
+    clone = next((judged for judged in candidates if judged.candidate.is_clone), None)
     no_vote = list(objections)
     if clone is None or sanity is None:
         no_vote.append(
@@ -330,7 +327,7 @@ def decide(
     )
     if sure:
         reasons.append(_out_of_sight(sure))
-    clones = [judged for judged in by_lower if judged.imitates or judged.is_clone]
+    clones = [judged for judged in by_lower if judged.candidate.clone_of]
     copy, reason = _copied(clones, data, sanity)
     reasons.append(reason)
     if copy is not None:
@@ -372,7 +369,7 @@ def _out_of_sight(sure: Sequence[Judged]) -> str:
 
 
 def _cloning(copy: Judged) -> str:
-    return "Cloning the data" if copy.is_clone else "Cloning the best of the data"
+    return "Cloning the data" if copy.candidate.is_clone else "Cloning the best of the data"
 
 
 def _told(judged: Judged, gains: Gains, margin: float) -> str:

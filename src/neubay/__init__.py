@@ -11,7 +11,7 @@ The names below are loaded when they are first used, so that `import neubay` cos
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from neubay.data import load

@@ -359,3 +359,21 @@ def test_theory_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path
     with pytest.raises(SystemExit) as done:
         main(["bandit", "--theory", "--epsilon", "0.7"])
     assert done.value.code == 2 and "epsilon is 0.7" in capsys.readouterr().err
+
+
+def test_flags_change_the_agent_and_are_named_where_a_run_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict] = []
+
+    def interrupted(*_: object, overrides: dict, **__: object) -> dict:
+        asked.append(overrides)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bandit, "run", interrupted)
+    for flags in ([], ["--memory", "none", "--encoder-lr", "0.001"]):
+        with pytest.raises(SystemExit, match="130"):
+            main(["bandit", "--penalties", "0", "--out", str(tmp_path / "b"), *flags])
+    assert asked == [{}, {"agent": {"encoder_lr": 0.001, "memory": "none"}}]
+    said = "".join(capsys.readouterr()).replace("\n", "")
+    assert "--encoder-lr=0.001 --memory=none --penalties 0.0" in said

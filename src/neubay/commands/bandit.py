@@ -32,6 +32,7 @@ def bandit(
     out: Path | None = None,
     penalties: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03),
     encoder_lr: float | None = None,
+    memory: Literal["lru", "gated", "none"] | None = None,
     theory: Switch = False,
     epsilon: float = 0.1,
     beta: float = 0.01,
@@ -54,6 +55,7 @@ def bandit(
         out: Directory to write to; runs/bandit-PRESET-seedS if not given.
         penalties: Values of lambda; 0 is the Bayesian agent.
         encoder_lr: Learning rate of the recurrent encoder; the preset's unless given.
+        memory: The agent's memory, 'none' for the Markov agent; the preset's unless given.
         theory: Compute the theorem instead.
         epsilon: Theory: by how much the uncertain arm differs from 1/2.
         beta: Theory: share of the data's pulls that are of the uncertain arm.
@@ -70,8 +72,10 @@ def bandit(
 
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
-    given = {"preset": chosen, "seed": seed, "out": directory, "encoder-lr": encoder_lr}
-    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    changed = {"encoder_lr": encoder_lr, "memory": memory}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    given = {"preset": chosen, "seed": seed, "out": directory, **changed}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     command = shlex.join(["neubay", "bandit", *flags, "--penalties", *map(str, penalties)])
     with stopped(console, command):
         summary = section_3.run(
@@ -79,7 +83,7 @@ def bandit(
             seed,
             directory,
             penalties=penalties,
-            overrides={} if encoder_lr is None else {"agent": {"encoder_lr": encoder_lr}},
+            overrides={"agent": changed} if changed else {},
             tell=lambda text: console.print(text, markup=False, soft_wrap=True),
             track=partial(_show_evaluation, console),
         )

@@ -43,8 +43,7 @@ def bandit(
 
     The data shows arm 0 only. A reward ensemble is fitted to it, an agent is trained in it for each
     penalty, and evaluated in bandits where arm 1 pays with probability 0.01 to 0.99, beside the
-    exact optimum. Writes summary.json, ensemble.png, returns.png, adaptation.png and the runs.
-    The same command resumes what was interrupted.
+    exact optimum. Writes summary.json, figures and the runs. The same command resumes.
 
     With --theory nothing is trained: both sides of the paper's theorem are computed for the two
     worlds of its proof, one arm paying 1/2 and the other 1/2 - epsilon or 1/2 + epsilon.
@@ -62,33 +61,36 @@ def bandit(
         data_size: Theory: |D|, the number of pulls in the data.
         gamma: Theory: the discount factor.
     """
-    console = Console()
-    if theory:
-        _theory(console, epsilon, beta, data_size, gamma, out)
-        return
     from neubay.commands.display import stopped
     from neubay.config import default_preset
     from neubay.studies import bandit as section_3
 
+    console = Console()
+    if theory:
+        return _theory(console, epsilon, beta, data_size, gamma, out)
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
-    changed = {"encoder_lr": encoder_lr, "memory": memory}
-    changed = {name: value for name, value in changed.items() if value is not None}
-    given = {"preset": chosen, "seed": seed, "out": directory, **changed}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    command = shlex.join(["neubay", "bandit", *flags, "--penalties", *map(str, penalties)])
+    asked = {"encoder_lr": encoder_lr, "memory": memory}
+    agent = {name: value for name, value in asked.items() if value is not None}
+    command = _command({"preset": chosen, "seed": seed, "out": directory, **agent}, penalties)
     with stopped(console, command):
         summary = section_3.run(
             chosen,
             seed,
             directory,
             penalties=penalties,
-            overrides={"agent": changed} if changed else {},
+            overrides={"agent": agent} if agent else {},
             tell=lambda text: console.print(text, markup=False, soft_wrap=True),
             track=partial(_show_evaluation, console),
         )
         _write_report([summary], directory, "png")
     _show(console, summary, directory)
+
+
+def _command(given: Mapping[str, object], penalties: Sequence[float]) -> str:
+    """What resumes a run."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return shlex.join(["neubay", "bandit", *flags, "--penalties", *map(str, penalties)])
 
 
 def report(

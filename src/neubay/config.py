@@ -95,13 +95,17 @@ class WorldConfig(Section):
     are."""
     resample: bool = False
     """Every member learns from a bootstrap of its own: whole episodes, drawn with replacement."""
+    prior: float = Field(0.0, ge=0)
+    """Weight of a prior beside the data, for logs of one or two policies: at random actions each
+    member also learns a random function of its own, so that members differ where nothing was
+    tried. About 0.5 for narrow data; 0 where actions are varied, which it would blur."""
     quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
     termination: Literal["auto", "rule", "learned", "none"] = "auto"
     """What ends imagined episodes: the task's rule, heads that learn it from the data's terminals,
     or nothing. auto: the rule where one is known, else learned where there are terminals."""
     later: ClassVar[frozenset[str]] = frozenset(
-        {"decay", "termination", "unit", "beta", "average", "resample"}
+        {"decay", "termination", "unit", "beta", "average", "resample", "prior"}
     )
 
     @model_validator(mode="after")
@@ -113,6 +117,8 @@ class WorldConfig(Section):
             )
         if self.decay and self.max_epochs is None and self.max_steps is None:
             raise ValueError("decay needs a cap to end at: set max_epochs or max_steps")
+        if self.prior and self.unit != "change":
+            raise ValueError("prior needs unit change: it expects steps as large as the data's")
         return self
 
 

@@ -4,6 +4,7 @@ Members never meet: each has its own parameters, its own optimiser, its own shuf
 and its own best snapshot. How they are laid out over devices and time is decided in `Layout`.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from neubay.devices import choices
 from neubay.errors import WorldError
 from neubay.tasks import Task
 from neubay.world.model import Member, Scaler
+from neubay.world.prior import SHARE, Prior, pseudo_observations
 from neubay.world.shuffle import shuffle_keys, shuffled, times_drawn
 from neubay.world.transitions import Batch, Share, Transitions, gather
 
@@ -36,6 +38,8 @@ class Learner(eqx.Module):
     """The running mean of their weights, where there is one."""
     bootstrap: UInt32[Array, "*pool"] | None = None
     """The key of each one's bootstrap of the episodes, where it has one."""
+    prior: Prior | None = None
+    """What each believes where the data says nothing, where it is shown that."""
 
     @property
     def result(self) -> Member:
@@ -63,7 +67,8 @@ def training_flops(inputs: int, outputs: int, config: WorldConfig) -> int:
     """Flops of the matrix products in one gradient step of one member."""
     first = inputs * config.width  # the gradient of the inputs is not computed
     others = (config.depth - 1) * config.width**2 + config.width * 2 * outputs
-    return 2 * config.batch * (2 * first + 3 * others)
+    rows = config.batch + (config.batch // SHARE if config.prior else 0)
+    return 2 * rows * (2 * first + 3 * others)
 
 
 # --- Layout --------------------------------------------------------------------------------------
@@ -129,6 +134,7 @@ class Recipe(NamedTuple):
     inputs: int
     outputs: int
     reward_only: bool
+    discrete: bool
     layout: Layout
     decay_steps: int | None
     """Gradient steps over which the learning rate falls to zero, if it does."""
@@ -149,6 +155,7 @@ class Recipe(NamedTuple):
             config.model_copy(update=free),
             *member_sizes(task),
             task.reward_only,
+            task.actions.kind == "discrete",
             best_layout(members or config.pool, group),
             most_steps if config.decay else None,
         )
@@ -176,7 +183,11 @@ def initialise(keys: Key[Array, " pool"], recipe: Recipe) -> tuple[Learner, Snap
     members = jax.vmap(member)(keys)
     average = jax.tree.map(jnp.copy, members) if recipe.config.average else None
     bootstrap = jax.vmap(_bootstrap_key)(keys) if recipe.config.resample else None
-    learner = Learner(members, jax.vmap(_optimiser(recipe).init)(members), average, bootstrap)
+    prior = None
+    if recipe.config.prior:
+        prior = jax.vmap(lambda key: Prior(recipe.inputs, recipe.outputs, key=key))(keys)
+    optimiser = jax.vmap(_optimiser(recipe).init)(members)
+    learner = Learner(members, optimiser, average, bootstrap, prior)
     return learner, Snapshots(members, jnp.full(len(keys), jnp.inf))
 
 
@@ -284,7 +295,17 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
                 assert data.episode is not None
                 times = times_drawn(data.episode[index], learner.bootstrap)
                 batch = batch._replace(times=times)
-            gradient = jax.grad(loss)(learner.members, batch, config.beta)
+
+            def objective(member: Member) -> Float[Array, ""]:
+                if learner.prior is None:
+                    return loss(member, batch, config.beta)
+                pseudo = pseudo_observations(
+                    learner.prior, batch, scaler, keys, number, discrete=recipe.discrete
+                )
+                belief = loss(member, pseudo, config.beta)
+                return loss(member, batch, config.beta) + config.prior * belief
+
+            gradient = jax.grad(objective)(learner.members)
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats
                 update, state = optimiser.update(gradient, learner.optimiser, learner.members)
             members, average = optax.apply_updates(learner.members, update), learner.average
@@ -292,7 +313,7 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
                 average = jax.tree.map(
                     lambda old, new: new + config.average * (old - new), average, members
                 )
-            return Learner(members, state, average, learner.bootstrap)
+            return dataclasses.replace(learner, members=members, optimiser=state, average=average)
 
         def group_steps(learner: Learner, keys: UInt32[Array, "group rounds"]) -> Learner:
             side_by_side = jax.vmap(step, in_axes=(0, 0, None))

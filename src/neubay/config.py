@@ -95,10 +95,10 @@ class WorldConfig(Section):
     are."""
     resample: bool = False
     """Every member learns from a bootstrap of its own: whole episodes, drawn with replacement."""
-    prior: float = Field(0.0, ge=0)
-    """Weight of a prior beside the data, for logs of one or two policies: at random actions each
-    member also learns a random function of its own, so that members differ where nothing was
-    tried. About 0.5 for narrow data; 0 where actions are varied, which it would blur."""
+    prior: float | None = Field(0.0, ge=0)
+    """Weight of a prior beside the data, for logs of one controller: at random actions each member
+    also learns a random function of its own, so that members differ where nothing was tried. It
+    blurs data whose actions are varied. None: by the data's actions (`prior_of`)."""
     quantifier: Literal["disagreement", "aleatoric", "total"] = "disagreement"
     """U(s, a): across-member std of the means (the paper's), MOPO's max sigma, or total std."""
     termination: Literal["auto", "rule", "learned", "none"] = "auto"
@@ -499,6 +499,7 @@ _CPU: dict[str, Any] = {
         "max_steps": 11_700,  # 15 epochs of 100,000 transitions
         "unit": "change",
         "beta": 0.5,  # halves the error at equal time
+        "prior": None,
     },
     "rollout": {"rollouts": 50, "initial_share": 0.2, "widen": None},
     "agent": {
@@ -565,11 +566,21 @@ STEPS_OF_HORIZON = 40
 SMALLEST_BUDGET, LARGEST_BUDGET = 8_000, 100_000
 LARGEST_GAMMA = 0.997
 WIDENED, LEAST_FORETOLD = 0.5, 0.1
+PRIOR, MOSTLY_FORETOLD = 0.5, 0.6
 
 
 def of_a_policy(foretold: float) -> bool:
     """Whether what acted looked at the states: a tenth of its actions' variance shows it."""
     return foretold >= LEAST_FORETOLD
+
+
+def prior_of(world: WorldConfig, facts: Facts) -> float:
+    """The weight of a world's prior. Where it is left to the data it is 1/2 for a log of one
+    controller, whose actions mostly follow from the states, else 0."""
+    if world.prior is not None:
+        return world.prior
+    narrow = facts.foretold >= MOSTLY_FORETOLD and world.unit == "change"
+    return PRIOR if narrow else 0.0
 
 
 def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
@@ -583,6 +594,7 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     widen = 1/2 where states foretell a tenth of the actions' variance or more, else 0: logs of
     policies show little of what other actions do, and policies must keep a distance from what only
     just works in their worlds; logs of random actions show it, and keeping a distance costs.
+    prior: see `prior_of`.
     """
     agent = config.agent
     gamma = agent.gamma
@@ -596,7 +608,8 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     widen = config.rollout.widen
     if widen is None:
         widen = WIDENED if of_a_policy(facts.foretold) else 0.0
-    return updated(config, {"agent": changes, "rollout": {"widen": widen}})
+    world = {"prior": prior_of(config.world, facts)}
+    return updated(config, {"world": world, "agent": changes, "rollout": {"widen": widen}})
 
 
 def later_defaults() -> dict[str, Any]:
@@ -694,11 +707,12 @@ _CLONING: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "neubay": {},
     "mbpo": {
+        "world": {"prior": 0.0},
         "rollout": {"zeta": None, "horizon": 5, "redraw_member": True, "widen": 0.0},
         "agent": {"memory": "none", "heads": 2, "target_heads": 2, "kappa": 0.05},
     },
     "mopo": {
-        "world": {"quantifier": "aleatoric"},
+        "world": {"quantifier": "aleatoric", "prior": 0.0},
         "rollout": {
             "zeta": None,
             "horizon": 5,
@@ -709,6 +723,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "agent": {"memory": "none", "heads": 2, "target_heads": 2, "kappa": 0.05},
     },
     "morel": {
+        "world": {"prior": 0.0},
         "rollout": {
             "zeta": 1.0,
             "horizon": 500,
@@ -719,6 +734,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "agent": {"memory": "none", "heads": 2, "target_heads": 2},
     },
     "maple": {
+        "world": {"prior": 0.0},
         "rollout": {"zeta": None, "horizon": 20, "penalty": 0.25, "widen": 0.0},
         "agent": {"heads": 2, "target_heads": 2, "kappa": 0.05},
     },

@@ -8,10 +8,11 @@ import pytest
 
 from helpers.linear_system import CONFIG, Linear, assert_same
 from neubay import world as worlds
-from neubay.config import WorldConfig, updated
+from neubay.config import TrainConfig, WorldConfig, prior_of, resolve, settle, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.world import World
+from neubay.world.fitting import world_directory
 from neubay.world.model import Scaler
 from neubay.world.prior import SHARE, Prior, pseudo_observations
 from neubay.world.transitions import Batch
@@ -100,6 +101,21 @@ def test_a_fit_with_a_prior_repeats() -> None:
     data = controlled(300)
     config = updated(NARROW, {"prior": 0.5, "max_epochs": 2})
     assert_same(worlds.fit(data, config, seed=3), worlds.fit(data, config, seed=3))
+
+
+def test_left_to_the_data_it_is_for_logs_of_one_controller() -> None:
+    asked = updated(NARROW, {"prior": None})
+    for data, weight in ((controlled(400), 0.5), (Linear().dataset(400), 0.0)):
+        assert prior_of(asked, data.facts) == weight
+        assert prior_of(updated(asked, {"prior": 0.1}), data.facts) == 0.1
+        assert settle(TrainConfig(world=asked), data.facts).world.prior == weight
+        # It is the same world as one that was asked for by number.
+        same = updated(asked, {"prior": weight})
+        assert world_directory(data, asked, 0) == world_directory(data, same, 0)
+    plain = updated(asked, {"unit": "state"})
+    assert prior_of(plain, controlled(400).facts) == 0.0
+    for relative in ("mbpo", "mopo", "morel", "maple"):
+        assert resolve(None, "cpu", relative).world.prior == 0.0
 
 
 def test_a_prior_needs_steps_as_units() -> None:

@@ -22,7 +22,7 @@ import optax
 import scipy  # it imports its parts where they are first used: half a second less at every start
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay.config import EndedBy, WorldConfig
+from neubay.config import EndedBy, WorldConfig, prior_of
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
 from neubay.runs.messages import Tell
@@ -85,9 +85,12 @@ def tell_choice(dataset: Dataset, config: WorldConfig, tell: Tell) -> None:
 
 
 def settled(config: WorldConfig, dataset: Dataset) -> WorldConfig:
-    """The configuration as far as it makes a difference to the world: with heads, or without."""
+    """The configuration as far as it makes a difference to the world: with heads, or without; and
+    with what follows from the data."""
     learned = ended_by(dataset, config) == "learned"
-    return config.model_copy(update={"termination": "learned" if learned else "auto"})
+    termination = "learned" if learned else "auto"
+    prior = prior_of(config, dataset.facts)
+    return config.model_copy(update={"termination": termination, "prior": prior})
 
 
 def count_ends(dataset: Dataset) -> int:

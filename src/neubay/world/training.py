@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from neubay.config import WorldConfig
+from neubay.config import WorldConfig, known
 from neubay.devices import choices
 from neubay.errors import WorldError
 from neubay.tasks import Task
@@ -303,7 +303,7 @@ def trainer(recipe: Recipe) -> Callable[..., Learner]:
                     learner.prior, batch, scaler, keys, number, discrete=recipe.discrete
                 )
                 belief = loss(member, pseudo, config.beta)
-                return loss(member, batch, config.beta) + config.prior * belief
+                return loss(member, batch, config.beta) + known(config.prior) * belief
 
             gradient = jax.grad(objective)(learner.members)
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes integer counts with floats

@@ -138,8 +138,8 @@ def _rows_read(imported: Any, steps: int) -> str:
         files = f" of {len(imported.rows)} files ({each})"
     left_out = rows - steps - imported.last_rows
     return (
-        f"{rows:,} rows{files}: {steps:,} steps; {imported.last_rows:,} last rows of episodes, "
-        f"which lend their state only; {left_out:,} left out"
+        f"{rows:,} rows{files}: {steps:,} steps; {imported.last_rows:,} last rows, used only as "
+        f"the state that the step before led to; {left_out:,} left out"
     )
 
 

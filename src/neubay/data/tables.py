@@ -5,8 +5,9 @@ worth. Its columns are given, or guessed from their names, and what was guessed 
 repaired in silence: rows that are dropped, sorted or split are counted, and every count is a
 finding.
 
-The last row of an episode lends its state only: what its action led to was not logged. So an
-episode of L rows has L - 1 steps, and a terminal flag in its last row marks the step into it.
+The last row of an episode is used only as the state that the step before led to: what its action
+led to was not logged, and there may be none, as no command follows a trip. So an episode of L rows
+has L - 1 steps, and a terminal flag in its last row marks the step into it.
 """
 
 import re
@@ -86,7 +87,7 @@ class Imported:
     rows: dict[str, int]
     """File -> rows that were read of it."""
     last_rows: int
-    """Last rows of episodes, which lend their state only."""
+    """Last rows of episodes, used only as the state that the step before led to."""
 
 
 def _formula(reward: str) -> Expression:
@@ -289,8 +290,8 @@ class _LogRows:
     episode: Int[np.ndarray, " rows"]
     """A number per episode as the log names them; tables are apart."""
     time: Float[np.ndarray, " rows"] | None
-    whole: Bool[np.ndarray, " rows"]
-    """Nothing is missing, and everything is finite."""
+    placed: Bool[np.ndarray, " rows"]
+    """Its state, its time and its episode are there and finite: something can lead to it."""
     whole_actions: bool
     """The action is one column of whole numbers."""
 
@@ -323,10 +324,9 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> tuple[_LogRows, dict[
     if not parts or not sum(map(len, parts["rewards"])):
         raise DatasetError(f"{tables[0].name}: has no rows. Record at least one episode.")
     joined = {key: np.concatenate(parts.pop(key)) for key in list(parts)}
-    measured = [joined["states"], joined["actions"], joined["rewards"][:, None]]
-    complete = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in measured])
+    seen = np.isfinite(joined["states"]).all(axis=1)
     time = joined.pop("time", None)
-    return _LogRows(time=time, whole=complete, whole_actions=whole, **joined), counts
+    return _LogRows(time=time, placed=seen, whole_actions=whole, **joined), counts
 
 
 def _converted(
@@ -442,10 +442,17 @@ def steps_of(
     notes = _Notes(first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more")
     _note_unused(first, columns, notes)
     log, counts = _read(tables, columns)
+    flags = int(log.terminal.sum())
     log = _complete(_ordered(_placed(log), notes), notes)
-    begins = _beginnings(log, gap, notes)
+    begins = _whole_steps(log, _beginnings(log, gap, notes), reward_at, notes)
     _look_for_repeats(log, begins, notes)
     arrays = _transitions(log, begins, reward_at, notes)
+    notes(
+        "rows with the terminal flag to which no step leads, so that the flag is lost",
+        "The row needs its states and a time of its own, and the row above it, of the same "
+        "episode, an action; --reward-at says which of the two needs the reward",
+        flags - int(arrays["terminals"].sum()),
+    )
     if action_bounds is None:
         arrays["actions"], action_bounds = _guessed_bounds(
             arrays["actions"], log.whole_actions, notes
@@ -482,7 +489,7 @@ def _placed(log: _LogRows) -> _LogRows:
     """A row without a time or an episode is where the log has it: after the row above it."""
 
     def from_above(values: np.ndarray, known: Bool[np.ndarray, " rows"]) -> np.ndarray:
-        log.whole &= known
+        log.placed &= known
         return values[np.maximum.accumulate(np.where(known, np.arange(len(log)), 0))]
 
     if log.time is not None:
@@ -507,7 +514,8 @@ def _ordered(log: _LogRows, notes: _Notes) -> _LogRows:
         rank = place.argsort().argsort()  # in the order of the log
         log = log.take(np.lexsort((time, rank[np.searchsorted(ids, log.episode)])))
     if log.time is not None:
-        both = log.whole[1:] & log.whole[:-1]
+        complete = log.placed & np.isfinite(log.actions).all(axis=1) & np.isfinite(log.rewards)
+        both = log.placed[1:] & complete[:-1]  # a row that has less does not stand for another
         twice = both & (np.diff(log.episode) == 0) & (np.diff(log.time) == 0)
         notes(
             "rows with the time of the row before them, left out",
@@ -519,23 +527,28 @@ def _ordered(log: _LogRows, notes: _Notes) -> _LogRows:
 
 
 def _complete(log: _LogRows, notes: _Notes) -> _LogRows:
-    """Rows in which nothing is missing. No step leads over one that is left out: its episode
-    ends before it, and another begins after it."""
+    """Rows whose state is known. No step leads over one that is left out: its episode ends before
+    it, and another begins after it."""
     notes(
-        "rows with a value that is missing or not finite, left out; an episode ends at each",
+        "rows without a state, a time or an episode, or with one that is not finite, left out; an "
+        "episode ends at each",
         "Fill them before the import if the values are known",
-        int((~log.whole).sum()),
+        int((~log.placed).sum()),
     )
-    if not log.whole.any():
-        raise DatasetError(
-            f"{notes.file}: every row has a value that is missing or not finite. Look at the "
-            "columns that were chosen (--dry-run)."
-        )
-    left_out = np.cumsum(~log.whole)[log.whole]
-    log = log.take(np.flatnonzero(log.whole))
+    if not log.placed.any():
+        raise _nothing_measured(notes)
+    left_out = np.cumsum(~log.placed)[log.placed]
+    log = log.take(np.flatnonzero(log.placed))
     begins = (np.diff(log.episode) != 0) | (np.diff(left_out) != 0)
     log.episode = np.cumsum(np.insert(begins, 0, True))
     return log
+
+
+def _nothing_measured(notes: _Notes) -> DatasetError:
+    return DatasetError(
+        f"{notes.file}: every row has a value that is missing or not finite. Look at the columns "
+        "that were chosen (--dry-run)."
+    )
 
 
 def _beginnings(log: _LogRows, gap: float | None, notes: _Notes) -> Bool[np.ndarray, " rows"]:
@@ -563,6 +576,26 @@ def _beginnings(log: _LogRows, gap: float | None, notes: _Notes) -> Bool[np.ndar
     return begins
 
 
+def _whole_steps(
+    log: _LogRows, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
+) -> Bool[np.ndarray, " rows"]:
+    """Where episodes begin, also after a step without its action or its reward. The last row of an
+    episode needs no action, and its first no reward that belongs to an action before."""
+    paid = np.isfinite(log.rewards)
+    known = np.isfinite(log.actions).all(axis=1)[:-1]
+    known &= paid[1:] if reward_at == "next" else paid[:-1]
+    inside = ~begins[1:]
+    if inside.any() and not known[inside].any():
+        raise _nothing_measured(notes)
+    notes(
+        "steps with an action or a reward that is missing or not finite, left out; an episode ends "
+        "at each",
+        "Fill them before the import if the values are known",
+        int((inside & ~known).sum()),
+    )
+    return np.insert(begins[1:] | ~known, 0, True)
+
+
 def _look_for_repeats(log: _LogRows, begins: Bool[np.ndarray, " rows"], notes: _Notes) -> None:
     """A sensor that is read more often than it measures says the same again."""
     if len(log) < 2:
@@ -581,7 +614,7 @@ def _transitions(
     log: _LogRows, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
 ) -> dict[str, Any]:
     """Rows with a successor, in the manner of `Dataset.from_arrays`."""
-    last = np.append(begins[1:], True)  # lends its state only
+    last = np.append(begins[1:], True)
     steps = np.flatnonzero(~last)
     alone = int((begins & last).sum())
     notes("episodes of a single row, which is no step, left out", "Check the episode ids", alone)

@@ -56,6 +56,7 @@ def test_a_world_is_trained_shown_and_found_again(
         (tmp_path / name / "world.json").write_text(json.dumps(reference | {"hash": "1"}))
     assert run("world", "info", str(tmp_path / "a")) == 0
     assert " ".join(capsys.readouterr().out.split()) == shown, "a run stands for its world"
+    assert f"world directory {out}" in shown
     assert run("world", "info", str(tmp_path / "b")) == 2
     assert "was handed to it" in " ".join(capsys.readouterr().err.split())
     (tmp_path / "b" / "world.json").unlink()

@@ -28,7 +28,7 @@ from neubay.world.fitted import (
     FittedWorld,
     check_identity,
     identity,
-    load,
+    load_world,
     refuse_former,
     save,
 )
@@ -87,7 +87,7 @@ def fit(
             checkpoints = Checkpoints(directory / CHECKPOINTS, every=CHECKPOINT_SECONDS, tell=tell)
             without = world_directory(dataset, updated(config, {"termination": "none"}), seed)
             if config.termination == "learned" and os.path.isfile(without / WORLD_FILE):
-                fitted = with_termination(load(without), dataset, show)
+                fitted = with_termination(load_world(without), dataset, show)
             else:
                 fitted = _fit(dataset, config, seed, checkpoints, show, elsewhere)
             save(fitted, directory)
@@ -103,7 +103,7 @@ def fit(
 
 
 def _found(directory: Path, wanted: dict[str, Any]) -> FittedWorld:
-    fitted = load(directory)
+    fitted = load_world(directory)
     check_identity(directory, fitted.identity, wanted)
     return fitted
 

@@ -71,6 +71,14 @@ def test_what_is_guessed_is_said_also_where_a_column_is_missing(
     assert "no column is called like reward" in said and "actions pump1 (by name)" in said
 
 
+def test_a_target_that_cannot_be_is_refused_in_a_dry_run_too(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("--dry-run", "--force"):
+        assert run(log, tmp_path / "out.txt", "--reward", "temp", flag) == 2
+        assert ".txt is not written" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_dry_run_shows_and_writes_nothing(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

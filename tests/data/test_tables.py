@@ -107,6 +107,17 @@ def test_a_reward_is_a_formula_whose_columns_stay_states_and_actions() -> None:
     assert "temperature" in imported.columns.states and "pump1" in imported.columns.actions
 
 
+def test_a_reward_on_the_terminal_flag_counts_with_the_step_into_the_row() -> None:
+    frame = plant(episodes=2, rows=3).drop(columns="reward")
+    frame["tripped"] = [0, 0, 1, 0, 0, 0]
+    imported = steps(frame, reward="1 - 30 * tripped")
+    assert "uses the terminal flag 'tripped', and never counts" in said(imported)
+    assert list(imported.arrays["rewards"]) == [1, 1, 1, 1]
+    after = steps(frame, reward="1 - 30 * tripped", reward_at="next")
+    assert "never counts" not in said(after)
+    assert list(after.arrays["rewards"]) == [1, -29, 1, 1]
+
+
 def test_a_column_with_the_name_of_a_formula_is_that_column() -> None:
     frame = plant().rename(columns={"reward": "income - cost"})
     imported = steps(frame, reward="income - cost")
@@ -322,10 +333,18 @@ def test_whole_numbers_are_discrete_actions_unless_bounds_are_given() -> None:
         ({"terminal": "level"}, "neither 0 nor 1"),
         ({"states": ("note",)}, "'note' holds"),
         ({"episode": "timestamp"}, "nothing follows on anything"),
+        ({"gap": -3.0}, "a gap longer than -3 usual steps .* Give a factor of at least 1"),
+        ({"gap": np.nan}, "a gap longer than nan usual steps"),
+        ({"terminal": "one"}, r"'one' \(terminal\) is 1 in every row"),
+        ({"timeout": "one"}, r"'one' \(timeout\) is 1 in every row"),
+        ({"states": ("level", "level")}, r"'level' is named twice \(--states\)"),
+        ({"states": ("level",), "actions": ("level",)}, "named as a state and as an action"),
+        ({"states": ("comma",)}, "'comma' holds numbers with decimal commas, such as '1,7'.*1.7"),
+        ({"states": ("note",)}, "'note' holds text such as 'fine', not numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], complaint: str) -> None:
-    frame = plant(episodes=1).assign(note="fine")
+    frame = plant(episodes=1).assign(note="fine", one=1, comma="1,7")
     with pytest.raises(NeubayError, match=complaint):
         steps(frame, **options)
 

@@ -67,8 +67,9 @@ def import_log(
     *logs, target = paths or ("",)
     if not logs:
         raise ConfigError("name one or more tables, and where to write: data import LOG.csv OUT")
+    place = parse_target(target)  # before anything is read
     if not (dry_run or force):
-        refuse_existing(parse_target(target).path)  # before anything is read
+        refuse_existing(place.path)
     imported = steps_of(
         [open_table(Path(log)) for log in logs],
         {

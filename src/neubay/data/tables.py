@@ -155,6 +155,18 @@ def choose_columns(
     return Columns(**roles), guessed
 
 
+def _refuse_doubles(columns: Columns, file: str) -> None:
+    """A column twice is a slip; and a state that is an action tells the policy what it will do."""
+    for role, names in (("states", columns.states), ("actions", columns.actions)):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DatasetError(f"{file}: '{twice[0]}' is named twice (--{role}). Name it once.")
+    if both := [name for name in columns.states if name in columns.actions]:
+        raise DatasetError(
+            f"{file}: '{both[0]}' is named as a state and as an action. A state is measured before "
+            "the action is chosen: name it as one of the two."
+        )
+
+
 def _listed(columns: str | tuple[str, ...]) -> str:
     return columns if isinstance(columns, str) else ", ".join(columns)
 
@@ -384,12 +396,31 @@ def _floats(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
     try:
         cast = array.cast(pa.float64(), safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        if (text := _text_in(array)) is None:
+            what, remedy = f"{array.type}, not numbers ({str(problem)[:100]})", "store numbers"
+        elif re.fullmatch(r"\s*[+-]?[\d.]*,\d+\s*", text):
+            what = f"numbers with decimal commas, such as '{text}'"
+            remedy = f"store {text.strip().replace('.', '').replace(',', '.')}"
+        else:
+            what, remedy = f"text such as '{text}', not numbers", "store numbers"
         raise DatasetError(
-            f"{file}: '{name}' holds {array.type}, not numbers ({str(problem)[:100]}). Choose "
-            "another column, or store numbers."
+            f"{file}: '{name}' holds {what}. Choose another column, or {remedy}."
         ) from None
     values: np.ndarray = cast.to_numpy(zero_copy_only=False)
     return values
+
+
+def _text_in(array: Any) -> str | None:
+    """The first text in a column that is no number."""
+    for value in array.drop_null():
+        text = value.as_py()
+        try:
+            float(text)
+        except ValueError:
+            return str(text)[:40]
+        except TypeError:  # a column of other things
+            return None
+    return None
 
 
 def _seconds(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
@@ -431,8 +462,14 @@ def steps_of(
         action_bounds: low and high of the actions, one value or one each; if not given, the range
             of the data, which is a warning.
     """
+    if gap is not None and not gap >= 1:
+        raise DatasetError(
+            f"a gap longer than {gap:g} usual steps would end an episode at every row. Give a "
+            "factor of at least 1, or none (--gap)."
+        )
     first = tables[0]
     columns, guessed = choose_columns(list(first.columns), first.columns, given, first.name)
+    _refuse_doubles(columns, first.name)
     for table in tables[1:]:
         if missing := [c for c in columns.needed(first.columns) if c not in table.columns]:
             raise DatasetError(
@@ -441,7 +478,10 @@ def steps_of(
             )
     notes = _Notes(first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more")
     _note_unused(first, columns, notes)
+    if reward_at == "same":
+        _note_terminal_reward(first, columns, notes)
     log, counts = _read(tables, columns)
+    _refuse_flags_everywhere(log, columns, notes.file)
     flags = int(log.terminal.sum())
     log = _complete(_ordered(_placed(log), notes), notes)
     begins = _whole_steps(log, _beginnings(log, gap, notes), reward_at, notes)
@@ -483,6 +523,29 @@ def _note_unused(table: LogTable, columns: Columns, notes: _Notes) -> None:
             f"columns of text that are not used: {', '.join(text)}",
             "If one should hold numbers, look for words, units or decimal commas in it",
         )
+
+
+def _note_terminal_reward(table: LogTable, columns: Columns, notes: _Notes) -> None:
+    """The reward of a terminal row is that of an action after the end, which no step has."""
+    if columns.terminal in _reward_columns(columns.reward, set(table.columns)):
+        notes(
+            f"the reward '{columns.reward}' uses the terminal flag '{columns.terminal}', and never "
+            "counts where that is set: a row's reward is that of its own action, and no action "
+            "follows a terminal state",
+            "With --reward-at next it counts: a row's reward is that of the step into it, and "
+            "made of that row's columns",
+        )
+
+
+def _refuse_flags_everywhere(log: _LogRows, columns: Columns, file: str) -> None:
+    """A flag that is set in every row leaves no row that could lead to another."""
+    for role, flags in (("terminal", log.terminal), ("timeout", log.timeout)):
+        if flags.all():
+            raise DatasetError(
+                f"{file}: '{getattr(columns, role)}' ({role}) is 1 in every row, so that each ends "
+                "an episode and nothing follows on anything. Give a column that is 1 in the last "
+                f"rows of episodes alone: --{role} NAME."
+            )
 
 
 def _placed(log: _LogRows) -> _LogRows:

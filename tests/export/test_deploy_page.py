@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import neubay
@@ -21,6 +22,7 @@ from neubay.export import standalone
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_guard_of_a_run_that_was_copied_is_as_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +71,20 @@ def test_the_loop_in_python_runs_and_its_log_is_a_dataset(
         cli.main(line.split())
     assert ended.value.code == 0
     assert (tmp_path / "next.hdf5").exists()
+
+
+def test_the_names_are_where_the_page_says(tmp_path: Path) -> None:
+    exported = some_policy("gated", 3, 1)
+    for form in ("numpy", "onnx"):
+        exported.export(form, tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    lines = re.findall(r"^ +((?:session|policy)\..*\[.*\])  ", PAGE, flags=re.MULTILINE)
+    policy = standalone.load(tmp_path)
+    found: dict[str, Any] = {"session": session, "policy": policy}
+    for name, line in zip(("text", "names"), lines, strict=True):
+        exec(f"{name} = {line}", found)
+    expected = [f"sensor {i} [bar]" for i in range(3)]
+    assert json.loads(found["text"]) == found["names"] == expected
 
 
 def test_the_loop_in_cpp_names_what_the_graph_has(tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ def test_learned_ends_are_said_and_shown(
     assert run("world", str(path), *SMALL, "--out", str(out)) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{ends.sum()} of 900 end in a terminal state: it is learned from them" in printed
+    record = world.load(out).termination
+    assert record is not None
+    for words in (f"precision {record.precision:.0%}", f"recall {record.recall:.0%}"):
+        assert words in printed
     assert run("world", "info", str(out)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"learned from {ends.sum()} ends of 900 episodes, by a threshold" in shown

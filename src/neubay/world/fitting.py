@@ -34,7 +34,7 @@ from neubay.world.fitted import (
 )
 from neubay.world.model import Scaler, World
 from neubay.world.pool import CHECKPOINT_SECONDS, Course, Pauses, Show, State, train_pool
-from neubay.world.termination import learn_termination, settled
+from neubay.world.termination import learn_termination, settled, tell_quality
 from neubay.world.training import select
 from neubay.world.transitions import fit_scaler
 
@@ -72,10 +72,26 @@ def fit(
     """
     show = progress or (lambda _: None)
     config = settled(config, dataset)
-    wanted = identity(dataset.hash, config, seed)
     if directory is None:
         assert elsewhere is None, "shards are kept in the directory of their world"
-        return _fit(dataset, config, seed, None, show)
+        fitted = _fit(dataset, config, seed, None, show)
+    else:
+        fitted = _kept(dataset, config, seed, directory, show, tell, elsewhere)
+    tell_quality(fitted, tell)
+    return fitted
+
+
+def _kept(
+    dataset: Dataset,
+    config: WorldConfig,
+    seed: int,
+    directory: Path,
+    show: Show,
+    tell: Tell,
+    elsewhere: Elsewhere | None,
+) -> FittedWorld:
+    """The fit that is in a directory, or that is saved there."""
+    wanted = identity(dataset.hash, config, seed)
     if os.path.isfile(directory / WORLD_FILE):
         return _found(directory, wanted)
     try:

@@ -197,7 +197,7 @@ class Guard:
             known, last = state.reward, np.where(start[:, None], last, state.observation)
         if self.fallback is None:  # the policy refuses what is broken
             return _Heard(seen, reward, episode_start, nothing, known, nothing)
-        paid = one_or_each("reward", np.nan if reward is None else reward, batch)
+        paid = one_or_each("reward", np.nan if reward is None else reward, batch).astype(np.float64)
         lost = ~start & ~np.isfinite(paid)
         broken = ~np.isfinite(seen).all(axis=1)
         known = np.where(start, np.nan, np.where(lost, known, paid))

@@ -339,7 +339,7 @@ def test_whole_numbers_are_discrete_actions_unless_bounds_are_given() -> None:
         ({"timeout": "one"}, r"'one' \(timeout\) is 1 in every row"),
         ({"states": ("level", "level")}, r"'level' is named twice \(--states\)"),
         ({"states": ("level",), "actions": ("level",)}, "named as a state and as an action"),
-        ({"states": ("comma",)}, "'comma' holds numbers with decimal commas, such as '1,7'.*1.7"),
+        ({"states": ("comma",)}, "'comma' holds text such as '1,7', .*a decimal point, 1.7"),
         ({"states": ("note",)}, "'note' holds text such as 'fine', not numbers"),
     ],
 )

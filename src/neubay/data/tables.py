@@ -396,13 +396,11 @@ def _floats(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
     try:
         cast = array.cast(pa.float64(), safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-        if (text := _text_in(array)) is None:
-            what, remedy = f"{array.type}, not numbers ({str(problem)[:100]})", "store numbers"
-        elif re.fullmatch(r"\s*[+-]?[\d.]*,\d+\s*", text):
-            what = f"numbers with decimal commas, such as '{text}'"
-            remedy = f"store {text.strip().replace('.', '').replace(',', '.')}"
-        else:
-            what, remedy = f"text such as '{text}', not numbers", "store numbers"
+        what, remedy = f"{array.type}, not numbers ({str(problem)[:100]})", "store numbers"
+        if (text := _text_in(array)) is not None:
+            what = f"text such as '{text}', not numbers"
+            if re.fullmatch(r"[+-]?\d*,\d+", text):
+                remedy += f": with a decimal point, {text.replace(',', '.')}"
         raise DatasetError(
             f"{file}: '{name}' holds {what}. Choose another column, or {remedy}."
         ) from None
@@ -417,7 +415,7 @@ def _text_in(array: Any) -> str | None:
         try:
             float(text)
         except ValueError:
-            return str(text)[:40]
+            return str(text).strip()[:40]
         except TypeError:  # a column of other things
             return None
     return None

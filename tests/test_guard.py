@@ -1,9 +1,11 @@
 """The guard: what it tells, what it replaces, what it counts, and what it costs."""
 
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,9 @@ import pytest
 
 import neubay
 from helpers.known_worlds import fitted, linear_world, random_walk
+from helpers.policies import some_policy
 from helpers.small_runs import swings, tiny
-from neubay import agents
+from neubay import agents, world
 from neubay.data.dataset import Dataset, Ranges
 from neubay.errors import NeubayError
 from neubay.policy import Policy, load_policy
@@ -53,7 +56,7 @@ def test_it_tells_what_the_data_never_held(policy: Policy, data: Dataset) -> Non
     assert not check.outside and not check.fell_back and np.isnan(check.unsure)
     action, _, check = guard.predict(np.array([1e9, 0, 0]), state, reward=0.0)
     assert check.outside is True and np.isfinite(action).all()
-    assert guard.counts == {"steps": 2, "unsure": 0, "outside": 1, "fell_back": 0}
+    assert guard.counts == {"steps": 2, "unsure": 0, "outside": 1, "broken": 0, "fell_back": 0}
 
 
 def test_unsureness_is_a_share_of_the_threshold(policy: Policy, posterior: FittedWorld) -> None:
@@ -87,7 +90,15 @@ def test_the_fall_back_acts_where_a_limit_is_crossed(policy: Policy, data: Datas
     guard.predict(far, state, reward=np.zeros(2))
     assert guard.counts["fell_back"] == 2
     with pytest.raises(NeubayError, match="fall-back returned an action that is not finite"):
-        neubay.Guard(policy, fallback=np.nan).predict(far)
+        neubay.Guard(policy, fallback=lambda seen: np.full((2, 1), np.nan)).predict(far)
+    with pytest.raises(NeubayError, match=r"returned actions of shape \(3,\) for 2 obs.* \(2, 1\)"):
+        neubay.Guard(policy, fallback=lambda seen: np.zeros(3)).predict(far)
+
+
+def test_what_a_function_commands_beyond_the_bounds_becomes_the_bound(policy: Policy) -> None:
+    guard = neubay.Guard(policy, fallback=lambda seen: np.full((len(seen), 1), 500.0))
+    action, state, check = guard.predict(np.array([50.0, 0, 0]))
+    assert check.fell_back and action == [2.0] and state.policy.last_action == 1
 
 
 def test_a_broken_sensor_is_the_fall_backs(policy: Policy, data: Dataset) -> None:
@@ -96,8 +107,69 @@ def test_a_broken_sensor_is_the_fall_backs(policy: Policy, data: Dataset) -> Non
     action, state, check = guard.predict(np.array([np.nan, 0, 0]), state, reward=0.0)
     assert check.outside and check.fell_back and action == [0.5]
     assert np.isfinite(state.observation).all()
+    np.testing.assert_array_equal(state.observation[0, 1:], 0)  # other sensors are as they are
     with pytest.raises(NeubayError, match="not finite"):
         neubay.Guard(policy).predict(np.array([np.nan, 0, 0]))
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf, None])
+def test_a_broken_reward_is_the_fall_backs(
+    policy: Policy, data: Dataset, reward: float | None
+) -> None:
+    """It is held at its last value, and so is what the memory reads."""
+    seen = data.tape.state[0]
+    guard, whole = neubay.Guard(policy, fallback=0.5), neubay.Guard(policy)
+    _, state, _ = guard.predict(seen)
+    _, known, _ = whole.predict(seen)
+    _, state, check = guard.predict(seen, state, reward=-3.0)
+    _, known, _ = whole.predict(seen, known, reward=-3.0)
+    assert not check.broken
+    action, state, check = guard.predict(seen, state, reward=reward)
+    _, known, _ = whole.predict(seen, known, reward=-3.0)
+    assert check.broken and check.fell_back and not check.outside and action == [0.5]
+    for ours, theirs in zip(
+        jax.tree.leaves(state.policy.memory), jax.tree.leaves(known.policy.memory), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    _, state, check = guard.predict(seen, state, reward=-3.0)
+    assert not check.broken
+    assert guard.counts == {"steps": 4, "unsure": 0, "outside": 0, "broken": 1, "fell_back": 1}
+    with pytest.raises(NeubayError, match="reward"):
+        whole.predict(seen, known, reward=reward)
+
+
+def test_a_history_begins_with_the_first_whole_observation(policy: Policy, data: Dataset) -> None:
+    seen, other = data.tape.state[:2], data.tape.state[5]
+    broken = np.array([seen[0], [np.nan, 0, 0]], np.float32)
+    guard = neubay.Guard(policy, fallback=policy_of(data, seed=1))
+    _, state, check = guard.predict(broken)
+    np.testing.assert_array_equal(check.broken, [False, True])
+    np.testing.assert_array_equal(check.fell_back, check.broken)
+    again = np.array([other, [np.nan, 0, 0]], np.float32)
+    _, state, check = guard.predict(again, state, reward=np.array([1.0, np.nan]))
+    np.testing.assert_array_equal(check.broken, [False, True])
+    actions, state, check = guard.predict(seen, state, reward=np.array([1.0, np.nan]))
+    assert not check.broken.any()
+    np.testing.assert_allclose(actions[1], policy.predict(seen[1])[0], rtol=1e-5)
+    _, first = policy.predict(seen[0])
+    _, first = policy.predict(other, first, reward=1.0)
+    np.testing.assert_allclose(
+        actions[0], policy.predict(seen[0], first, reward=1.0)[0], rtol=1e-4, atol=1e-5
+    )
+    # Without any reward so far there is no history to go on with.
+    _, state, check = guard.predict(seen)
+    actions, state, check = guard.predict(seen, state, reward=np.array([np.nan, 1.0]))
+    np.testing.assert_array_equal(check.broken, [True, False])
+    assert np.isnan(state.reward[0]) and state.reward[1] == 1
+
+
+def test_an_unsureness_that_is_no_number_is_an_alarm(
+    policy: Policy, posterior: FittedWorld, data: Dataset
+) -> None:
+    guard = neubay.Guard(policy, posterior, fallback=0.5)
+    guard._uncertainty = lambda observations, actions: np.full(len(observations), np.nan)
+    _, _, check = guard.predict(data.tape.state[0])
+    assert check.fell_back and guard.counts["unsure"] == 1
 
 
 def test_margins_widen_the_ranges(policy: Policy, data: Dataset) -> None:
@@ -122,10 +194,76 @@ def test_ranges_travel_with_the_policy(policy: Policy, data: Dataset, tmp_path: 
 
 
 def test_a_world_of_other_sizes_is_refused(policy: Policy, data: Dataset) -> None:
-    world = linear_world(2 * [np.zeros((3, 4))], 2 * [np.zeros(3)], 0.1)
-    other = fitted(world, random_walk([5, 5]))
+    small = linear_world(2 * [np.zeros((3, 4))], 2 * [np.zeros(3)], 0.1)
+    other = fitted(small, random_walk([5, 5]))
     with pytest.raises(NeubayError, match="2 states and 2 actions, the policy 3 and 1"):
         neubay.Guard(policy, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"limit": np.nan}, "limit is nan: give a finite number of at least 0, or None for no"),
+        ({"limit": "x"}, "limit is 'x'"),
+        ({"limit": -1.0}, r"limit is -1\.0"),
+        ({"margin": np.nan}, "margin is nan"),
+        ({"zeta": 5.0}, r"zeta is 5\.0: give a number from 0 to 1"),
+        ({"zeta": None}, "zeta is None"),
+        ({"fallback": 500.0}, r"\[500\.0\] is outside the bounds .* 'pendulum', \[-2\.0\] to"),
+        ({"fallback": np.nan}, "outside the bounds"),
+        ({"fallback": [0.0, 0.0]}, "is no action of 'pendulum', which has shape"),
+        ({"fallback": object()}, "is no action of 'pendulum'"),
+        ({"fallback": "clone"}, "clone: "),
+        ({"world": "nowhere"}, "nowhere: not a world"),
+        ({"world": 3}, "world is of type int: give a path, or what neubay.load_world returns"),
+        ({"policy": 3}, "policy is of type int"),
+        ({"policy": "nowhere.npz"}, "nowhere.npz"),
+        ({"ranges": Ranges(*4 * [np.zeros(2, np.float32)])}, "each of the 3 observations"),
+        ({"ranges": Ranges(*4 * [np.full(3, np.nan, np.float32)])}, "each of the 3 observations"),
+    ],
+)
+def test_what_would_switch_the_guard_off_is_refused(
+    policy: Policy, options: dict[str, Any], complaint: str
+) -> None:
+    unchecked = inspect.unwrap(neubay.Guard.__init__)  # by the types, as it is for a user
+    with pytest.raises(NeubayError, match=complaint):
+        unchecked(object.__new__(neubay.Guard), **{"policy": policy, **options})
+
+
+def test_discrete_fall_backs_and_those_of_other_data_are_refused(policy: Policy) -> None:
+    discrete = some_policy("DQN", 3, 4)
+    for wrong in (4, 1.5, -1):
+        with pytest.raises(NeubayError, match="0 to 3, whole numbers"):
+            neubay.Guard(discrete, fallback=wrong)
+    action, _, _ = neubay.Guard(discrete, fallback=2).predict(np.full(3, 9.0))
+    assert action == 2 and np.asarray(action).dtype.kind == "i"
+    with pytest.raises(NeubayError, match="has 3 states and 4 discrete actions, the policy 3 and"):
+        neubay.Guard(policy, fallback=discrete)
+
+
+def test_an_observation_of_another_size_is_said(policy: Policy, data: Dataset) -> None:
+    guard = neubay.Guard(policy, fallback=0.5)
+    _, state, _ = guard.predict(data.tape.state[0])
+    for wrong in (np.zeros(2), np.full(2, np.nan)):
+        with pytest.raises(NeubayError, match="has 3 values, got shape"):
+            guard.predict(wrong, state, reward=0.0)
+    with pytest.raises(NeubayError, match="got 2 observations with the state of 1 episodes"):
+        guard.predict(np.zeros((2, 3)), state, reward=0.0)
+
+
+def test_all_of_it_is_read_from_files(policy: Policy, data: Dataset, tmp_path: Path) -> None:
+    policy.save(tmp_path / "policy.npz")
+    turn = np.zeros((4, 4))
+    found = fitted(
+        linear_world(2 * [turn], 2 * [np.zeros(4)], 0.1), data, layer_norm=False, width=8, depth=1,
+        unit="state",
+    )  # fmt: skip
+    world.save(found, tmp_path / "world")
+    path = str(tmp_path / "policy.npz")
+    guard = neubay.Guard(path, str(tmp_path / "world"), fallback=path)
+    action, _, check = guard.predict(data.tape.state[0])
+    np.testing.assert_array_equal(action, policy.predict(data.tape.state[0])[0])
+    assert np.isfinite(check.unsure)
 
 
 MEASURE = """

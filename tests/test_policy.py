@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.policies import some_policy
 from neubay.errors import NeubayError, RunError
 from neubay.policy import load_policy
+from neubay.tasks import ContinuousActions
 
 ENCODER = {
     "encoder.project.weight": (-1, 8),  # as many rows as the agent has inputs
@@ -252,3 +254,21 @@ def test_predict_returns_no_nan_in_silence(kind: str, tmp_path: Path) -> None:
     path = rewritten(tmp_path / "policy.npz", {}, {name: np.full(shape, 3e38, np.float32)})
     with pytest.raises(NeubayError, match="the action has a value that is not finite"):
         load_policy(path).predict(np.ones(3))
+
+
+def test_what_was_really_done_is_told_in_the_units_of_the_plant() -> None:
+    policy = some_policy("gated", 3, 2)
+    assert isinstance(policy.task.actions, ContinuousActions)
+    low, high = policy.task.actions.low, policy.task.actions.high
+    _, state = policy.predict(np.zeros((2, 3)))
+    done = np.stack([(low + high) / 2, high])
+    told = policy.acted(state, done)
+    np.testing.assert_allclose(told.last_action, [[0, 0], [1, 1]], atol=1e-6)
+    np.testing.assert_allclose(policy.acted(state, low).last_action, -1)
+    np.testing.assert_array_equal(policy.acted(state, high + 9).last_action, 1)  # no more than that
+    assert told.memory is state.memory and told.steps == state.steps
+    with pytest.raises(NeubayError, match=r"has shape \(2,\), or \(2, 2\) for each of the 2"):
+        policy.acted(state, np.zeros(3))
+    discrete = some_policy("DQN", 3, 4)
+    _, state = discrete.predict(np.zeros(3))
+    np.testing.assert_array_equal(discrete.acted(state, 2).last_action, [[0, 0, 1, 0]])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from neubay.selection import select
     from neubay.sweeps.sweep import sweep
     from neubay.tasks import Task, register_task
+    from neubay.world import load_world
 
 _HOMES = {
     "ColumnNames": "neubay.data.rows",
@@ -32,6 +33,7 @@ _HOMES = {
     "Task": "neubay.tasks",
     "load": "neubay.data",
     "load_policy": "neubay.policy",
+    "load_world": "neubay.world",
     "register_task": "neubay.tasks",
     "select": "neubay.selection",
     "sweep": "neubay.sweeps.sweep",
@@ -47,6 +49,7 @@ __all__ = [
     "Task",
     "load",
     "load_policy",
+    "load_world",
     "register_task",
     "select",
     "sweep",

@@ -108,17 +108,12 @@ class Policy:
             reward: the reward of the last action; needed where no episode starts.
             seed: decides, with the step, the samples of a stochastic policy.
         """
-        states = np.atleast_2d(np.asarray(observation, np.float32))
-        if states.shape[1:] != (self.task.state_size,):
-            raise NeubayError(
-                f"an observation of '{self.task.name}' has {self.task.state_size} values, "
-                f"got shape {np.shape(observation)}"
-            )
+        states = observations_of(self.task, observation)
         _refuse_nonfinite("the observation", states)
         batch = len(states)
         if episode_start is None:
             episode_start = state is None
-        start = np.asarray(_one_or_each("episode_start", episode_start, batch), bool)
+        start = np.asarray(one_or_each("episode_start", episode_start, batch), bool)
         if state is None:
             nothing = np.zeros((batch, self.task.actions.size), np.float32)
             state, start = PolicyState(self.mode.initial(batch), nothing, 0), np.ones(batch, bool)
@@ -141,6 +136,23 @@ class Policy:
         after = PolicyState(memory, unit, state.steps + 1)
         return (commands[0] if np.ndim(observation) == 1 else commands), after
 
+    def acted(
+        self, state: PolicyState, action: np.ndarray | np.integer | float | int
+    ) -> PolicyState:
+        """The state after what was really done, in the units of the environment, where that was
+        not what `predict` returned: a fall-back or an operator acted, or the action was late."""
+        batch, shape = len(state.last_action), self.task.actions.shape
+        try:
+            done = np.broadcast_to(np.asarray(action), (batch, *shape))
+        except ValueError:
+            raise NeubayError(
+                f"an action of '{self.task.name}' has shape {shape}, or {(batch, *shape)} for each "
+                f"of the {batch} episodes; got {np.shape(action)}"
+            ) from None
+        unit = np.clip(self.task.to_unit(done), -1, 1)  # beyond the bounds counts as the bound
+        _refuse_nonfinite("the action", unit)
+        return state._replace(last_action=unit)
+
     def _last_reward(
         self, reward: float | np.ndarray | None, start: Bool[np.ndarray, " batch"]
     ) -> Float[np.ndarray, " batch"]:
@@ -150,7 +162,7 @@ class Policy:
                 "the reward of the last step is part of the history: "
                 "pass reward=... wherever no episode starts"
             )
-        paid = _one_or_each("reward", 0.0 if reward is None else reward, len(start))
+        paid = one_or_each("reward", 0.0 if reward is None else reward, len(start))
         _refuse_nonfinite("the reward", paid[~start])
         return np.where(start, 0, paid + self.task.reward_shift).astype(np.float32)
 
@@ -187,7 +199,18 @@ class Policy:
         return export.write(self.mode, self.note, to, Path(out), origin)
 
 
-def _one_or_each(name: str, value: Any, batch: int) -> np.ndarray:
+def observations_of(task: Task, observation: np.ndarray) -> Float[np.ndarray, "batch s"]:
+    """One observation or a batch of them as a batch, of the size that the task has."""
+    states = np.atleast_2d(np.asarray(observation, np.float32))
+    if states.shape[1:] != (task.state_size,):
+        raise NeubayError(
+            f"an observation of '{task.name}' has {task.state_size} values, got shape "
+            f"{np.shape(observation)}"
+        )
+    return states
+
+
+def one_or_each(name: str, value: Any, batch: int) -> np.ndarray:
     """A value for every episode, from one for all of them or one each."""
     values = np.asarray(value)
     if values.shape not in ((), (batch,)):

@@ -60,7 +60,7 @@ def test_every_row_is_accounted_for_and_files_are_named(
     assert run(log, other, tmp_path / "out.hdf5", "--reward", "temp", "--dry-run") == 0
     said = capsys.readouterr().out
     assert f"121 rows of 2 files ({log} 60, {other} 61): " in said
-    assert "112 steps; 7 last rows of episodes, which lend their state only; 2 left out" in said
+    assert "112 steps; 7 last rows, used only as the state that the step before led to; 2" in said
 
 
 def test_what_is_guessed_is_said_also_where_a_column_is_missing(
@@ -69,6 +69,14 @@ def test_what_is_guessed_is_said_also_where_a_column_is_missing(
     assert run(log, tmp_path / "out.hdf5", "--dry-run") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "no column is called like reward" in said and "actions pump1 (by name)" in said
+
+
+def test_a_target_that_cannot_be_is_refused_in_a_dry_run_too(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("--dry-run", "--force"):
+        assert run(log, tmp_path / "out.txt", "--reward", "temp", flag) == 2
+        assert ".txt is not written" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_dry_run_shows_and_writes_nothing(

@@ -56,6 +56,7 @@ def test_a_world_is_trained_shown_and_found_again(
         (tmp_path / name / "world.json").write_text(json.dumps(reference | {"hash": "1"}))
     assert run("world", "info", str(tmp_path / "a")) == 0
     assert " ".join(capsys.readouterr().out.split()) == shown, "a run stands for its world"
+    assert f"world directory {out}" in shown
     assert run("world", "info", str(tmp_path / "b")) == 2
     assert "was handed to it" in " ".join(capsys.readouterr().err.split())
     (tmp_path / "b" / "world.json").unlink()
@@ -116,6 +117,10 @@ def test_learned_ends_are_said_and_shown(
     assert run("world", str(path), *SMALL, "--out", str(out)) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{ends.sum()} of 900 end in a terminal state: it is learned from them" in printed
+    record = world.load(out).termination
+    assert record is not None
+    for words in (f"precision {record.precision:.0%}", f"recall {record.recall:.0%}"):
+        assert words in printed
     assert run("world", "info", str(out)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"learned from {ends.sum()} ends of 900 episodes, by a threshold" in shown

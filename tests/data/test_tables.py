@@ -107,6 +107,17 @@ def test_a_reward_is_a_formula_whose_columns_stay_states_and_actions() -> None:
     assert "temperature" in imported.columns.states and "pump1" in imported.columns.actions
 
 
+def test_a_reward_on_the_terminal_flag_counts_with_the_step_into_the_row() -> None:
+    frame = plant(episodes=2, rows=3).drop(columns="reward")
+    frame["tripped"] = [0, 0, 1, 0, 0, 0]
+    imported = steps(frame, reward="1 - 30 * tripped")
+    assert "uses the terminal flag 'tripped', and never counts" in said(imported)
+    assert list(imported.arrays["rewards"]) == [1, 1, 1, 1]
+    after = steps(frame, reward="1 - 30 * tripped", reward_at="next")
+    assert "never counts" not in said(after)
+    assert list(after.arrays["rewards"]) == [1, -29, 1, 1]
+
+
 def test_a_column_with_the_name_of_a_formula_is_that_column() -> None:
     frame = plant().rename(columns={"reward": "income - cost"})
     imported = steps(frame, reward="income - cost")
@@ -172,12 +183,72 @@ def test_no_step_leads_over_a_row_with_a_missing_value() -> None:
     frame.loc[4, "level"] = np.nan
     frame.loc[7, "reward"] = np.inf
     imported = steps(frame)
-    assert "missing or not finite, left out; an episode ends at each: 2." in said(imported)
+    assert "rows without a state, a time or an episode" in said(imported)
+    assert "an episode ends at each: 1. Fill" in said(imported)
+    assert "steps with an action or a reward that is missing or not finite" in said(imported)
     states = frame["level"].to_numpy(np.float32)
-    np.testing.assert_array_equal(imported.arrays["states"][:, 0], states[[0, 1, 2, 5, 8]])
-    np.testing.assert_array_equal(imported.arrays["next_states"][:, 0], states[[1, 2, 3, 6, 9]])
-    with pytest.raises(DatasetError, match="every row has a value that is missing"):
-        steps(frame.assign(level=np.nan), states=("level",))
+    np.testing.assert_array_equal(imported.arrays["states"][:, 0], states[[0, 1, 2, 5, 6, 8]])
+    np.testing.assert_array_equal(imported.arrays["next_states"][:, 0], states[[1, 2, 3, 6, 7, 9]])
+    after = steps(frame, reward_at="next")
+    np.testing.assert_array_equal(after.arrays["states"][:, 0], states[[0, 1, 2, 5, 7, 8]])
+    for missing in ({"level": np.nan}, {"pump1": np.nan}, {"reward": np.nan}):
+        with pytest.raises(DatasetError, match="every row has a value that is missing"):
+            steps(frame.assign(**missing), states=("level",), actions=("pump1",), reward="reward")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(2, 6), min_size=1, max_size=5),
+    st.sampled_from(["same", "next"]),
+    st.sampled_from(["run", "tripped", "stopped", "gap"]),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_what_no_step_needs_may_be_empty(
+    lengths: list[int], reward_at: Any, ended_by: str, shuffled: bool, seed: int
+) -> None:
+    """The last row of an episode needs no action, and the reward is that of a step."""
+    rng = np.random.default_rng(seed)
+    count, last = sum(lengths), np.cumsum(lengths) - 1
+    first = last - lengths + 1
+    frame = pd.DataFrame(rng.normal(size=(count, 3)), columns=["level", "pump1", "reward"])
+    frame["time"] = np.arange(count) + 0.0
+    if ended_by == "run":
+        frame["run"] = np.repeat(np.arange(len(lengths)), lengths)
+        frame["tripped"] = np.isin(np.arange(count), last[::2])
+    elif ended_by == "gap":
+        frame["time"] += 100.0 * np.repeat(np.arange(len(lengths)), lengths)
+    else:
+        frame[ended_by] = np.isin(np.arange(count), last)
+    given = {"timeout": "stopped"} if ended_by == "stopped" else {}
+    if shuffled:
+        frame = frame.sample(frac=1, random_state=seed)
+    empty = frame.copy()
+    empty.loc[last, "pump1"] = np.nan
+    empty.loc[first if reward_at == "next" else last, "reward"] = np.nan
+    filled, found = (steps(log, reward_at=reward_at, **given) for log in (frame, empty))
+    assert said(filled) == said(found)
+    for name, array in filled.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+    flags = frame["tripped"].sum() if "tripped" in frame else 0
+    assert found.arrays["terminals"].sum() == flags and "flag is lost" not in said(found)
+
+
+def test_a_terminal_flag_that_is_lost_is_said() -> None:
+    frame = plant(episodes=6, rows=5)
+    last = np.arange(4, 30, 5)
+    frame["tripped"] = np.isin(np.arange(30), last)
+    assert steps(frame).arrays["terminals"].sum() == 6
+    frame.loc[last[0], "level"] = np.nan  # what it led to is not known
+    frame.loc[last[1], "timestamp"] = frame.loc[last[1] - 1, "timestamp"]  # a row that came twice
+    frame.loc[last[2] - 1, "pump1"] = np.nan  # nor what led to it
+    frame.loc[last[3], ["pump1", "reward"]] = np.nan
+    imported = steps(frame)
+    assert "no step leads, so that the flag is lost: 3." in said(imported)
+    assert imported.arrays["terminals"].sum() == 3
+    after = steps(frame, reward_at="next")  # a reward of the step into the row is needed there
+    assert "no step leads, so that the flag is lost: 4." in said(after)
+    assert after.arrays["terminals"].sum() == 2
 
 
 def test_a_missing_value_in_a_shuffled_log_cuts_its_own_episode_alone() -> None:
@@ -262,10 +333,18 @@ def test_whole_numbers_are_discrete_actions_unless_bounds_are_given() -> None:
         ({"terminal": "level"}, "neither 0 nor 1"),
         ({"states": ("note",)}, "'note' holds"),
         ({"episode": "timestamp"}, "nothing follows on anything"),
+        ({"gap": -3.0}, "a gap longer than -3 usual steps .* Give a factor of at least 1"),
+        ({"gap": np.nan}, "a gap longer than nan usual steps"),
+        ({"terminal": "one"}, r"'one' \(terminal\) is 1 in every row"),
+        ({"timeout": "one"}, r"'one' \(timeout\) is 1 in every row"),
+        ({"states": ("level", "level")}, r"'level' is named twice \(--states\)"),
+        ({"states": ("level",), "actions": ("level",)}, "named as a state and as an action"),
+        ({"states": ("comma",)}, "'comma' holds text such as '1,7', .*a decimal point, 1.7"),
+        ({"states": ("note",)}, "'note' holds text such as 'fine', not numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], complaint: str) -> None:
-    frame = plant(episodes=1).assign(note="fine")
+    frame = plant(episodes=1).assign(note="fine", one=1, comma="1,7")
     with pytest.raises(NeubayError, match=complaint):
         steps(frame, **options)
 

@@ -1,17 +1,59 @@
 """docs/deploy.md: its loop in Python runs, and its log is read; its loop in C++ fits the graph."""
 
+import json
 import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+import neubay
+from helpers.known_worlds import fitted, random_walk, true_world
 from helpers.policies import some_policy
-from neubay import cli
+from neubay import cli, world
 from neubay.export import standalone
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_guard_of_a_run_that_was_copied_is_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The posterior was in a cache; from where the command says, it goes with the run."""
+    data, run = random_walk([9, 9]), tmp_path / "here" / "runs" / "first"
+    policy = some_policy("gated", 2, 2)
+    for name in ("selection/policy.npz", "policies/clone.npz"):
+        (run / name).parent.mkdir(parents=True)
+        policy.save(run / name)
+    world.save(fitted(true_world(), data, layer_norm=False, width=8, depth=1), tmp_path / "cache")
+    (run / "run.json").write_text("{}")
+    (run / "world.json").write_text(json.dumps({"directory": str(tmp_path / "cache")}))
+    monkeypatch.chdir(tmp_path / "here")
+    (line,) = re.findall(r"^ +neubay (world info .*)$", PAGE, flags=re.MULTILINE)
+    with pytest.raises(SystemExit):
+        cli.main(line.split())
+    place = capsys.readouterr().out.splitlines()[-1].removeprefix("world directory ")
+    shutil.copytree(place, run / "world")
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.chdir(tmp_path / "there")
+    begin = PAGE.index("    policy = neubay.load_policy(")
+    (code, step) = re.findall(r"(?:^    .*\n)+", PAGE[begin:], flags=re.MULTILINE)[:2]
+    names: dict[str, Any] = {
+        "neubay": neubay,
+        "observation": np.zeros(2),
+        "state": None,
+        "reward": None,
+    }
+    exec(textwrap.dedent(code + step), names)
+    assert names["guard"].counts["steps"] == 1 and not names["check"].broken
 
 
 @pytest.mark.slow
@@ -29,6 +71,20 @@ def test_the_loop_in_python_runs_and_its_log_is_a_dataset(
         cli.main(line.split())
     assert ended.value.code == 0
     assert (tmp_path / "next.hdf5").exists()
+
+
+def test_the_names_are_where_the_page_says(tmp_path: Path) -> None:
+    exported = some_policy("gated", 3, 1)
+    for form in ("numpy", "onnx"):
+        exported.export(form, tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    lines = re.findall(r"^ +((?:session|policy)\..*\[.*\])  ", PAGE, flags=re.MULTILINE)
+    policy = standalone.load(tmp_path)
+    found: dict[str, Any] = {"session": session, "policy": policy}
+    for name, line in zip(("text", "names"), lines, strict=True):
+        exec(f"{name} = {line}", found)
+    expected = [f"sensor {i} [bar]" for i in range(3)]
+    assert json.loads(found["text"]) == found["names"] == expected
 
 
 def test_the_loop_in_cpp_names_what_the_graph_has(tmp_path: Path) -> None:

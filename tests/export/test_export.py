@@ -111,8 +111,31 @@ def test_the_numpy_policy_has_the_signature_of_ours() -> None:
         found = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
         return [(each.name, each.kind, each.default) for each in found]
 
-    assert arguments(standalone.Policy.predict) == arguments(Policy.predict)
+    for name in ("predict", "acted"):
+        assert arguments(getattr(standalone.Policy, name)) == arguments(getattr(Policy, name))
     assert standalone.PolicyState._fields == neubay.policy.PolicyState._fields
+
+
+@pytest.mark.parametrize("kind", ["gated", "gated DQN"])
+def test_both_are_told_what_was_done_in_the_same_words(kind: str, tmp_path: Path) -> None:
+    policy = some_policy(kind, 3, 2)
+    policy.export("numpy", tmp_path)
+    light = standalone.load(tmp_path)
+    _, ours = policy.predict(np.zeros((2, 3)))
+    _, theirs = light.predict(np.zeros((2, 3)))
+    discrete, size = kind == "gated DQN", policy.task.actions.size
+    for done in (np.array([1, 0]), 1) if discrete else (np.full((2, size), 0.3), -0.2, 1e9):
+        told = policy.acted(ours, done), light.acted(theirs, done)
+        np.testing.assert_allclose(told[0].last_action, told[1].last_action, rtol=0, atol=1e-6)
+        after, _ = policy.predict(np.ones((2, 3)), told[0], reward=0.5)
+        np.testing.assert_allclose(
+            after, light.predict(np.ones((2, 3)), told[1], reward=0.5)[0], rtol=0, atol=1e-5
+        )
+    for wrong in (9, 0.5) if discrete else (np.zeros(5), np.nan):
+        with pytest.raises(NeubayError):
+            policy.acted(ours, wrong)
+        with pytest.raises(ValueError, match="action"):
+            light.acted(theirs, wrong)
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "Markov", "DQN"])
@@ -215,6 +238,8 @@ def test_the_light_guard_works_in_every_format(tmp_path: Path) -> None:
             np.testing.assert_array_equal(outside, ours.outside)
     broken = np.asarray([[0, 0, 0], [0, np.nan, 0], [np.inf, 0, 0]])
     assert light.outside(broken).tolist() == [False, True, True]
+    with pytest.raises(ValueError, match=r"has 3 values, got shape \(2,\)"):
+        light.outside(np.zeros(2))
 
 
 @pytest.mark.parametrize("kind", ["gated", "Markov", "DQN"])
@@ -312,6 +337,20 @@ def test_a_policy_file_is_exported_by_the_command(
     assert "policy.onnx" in capsys.readouterr().out
     assert run("card", tmp_path / "mine.npz") == 0
     assert capsys.readouterr().out == (tmp_path / "out" / "card.md").read_text()
+
+
+def test_an_export_of_what_is_not_to_be_deployed_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some_policy("gated").save(tmp_path / "policy.npz")
+    for verdict in ("keep", "copy"):
+        about = {"candidates": [], "chosen": "x", "verdict": verdict, "reasons": []}
+        (tmp_path / "selection.json").write_text(json.dumps(about))
+        assert run("export", tmp_path, "--to", "numpy", "--out", tmp_path / "out") == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("the verdict is keep" in said and "do not deploy this" in said) == (
+            verdict == "keep"
+        )
 
 
 def test_nothing_but_an_earlier_export_is_overwritten(

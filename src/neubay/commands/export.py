@@ -5,10 +5,11 @@ from typing import Annotated
 
 import tyro
 
-from neubay.commands.text import say
+from neubay.commands.text import Console, escape, say
 from neubay.export import Format
 from neubay.export.card import card_of, origin_of
 from neubay.runs.files import atomic
+from neubay.runs.rundir import VERDICTS
 
 Source = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 
@@ -30,6 +31,12 @@ def export(run: Source, *, to: Format = "numpy", out: Path) -> None:
     assert origin.file is not None
     for path in load_policy(origin.file).export(to, out):
         say(f"{path} ({path.stat().st_size / 1e3:.0f} kB)")
+    if origin.verdict == "keep":
+        Console(stderr=True).print(
+            f"[yellow]warning:[/] {escape(str(run))}: the verdict is keep ({VERDICTS['keep']}): do "
+            "not deploy this; its card has the reasons",
+            soft_wrap=True,
+        )
 
 
 def card(run: Source, *, out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None) -> None:

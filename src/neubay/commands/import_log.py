@@ -67,8 +67,9 @@ def import_log(
     *logs, target = paths or ("",)
     if not logs:
         raise ConfigError("name one or more tables, and where to write: data import LOG.csv OUT")
+    place = parse_target(target)  # before anything is read
     if not (dry_run or force):
-        refuse_existing(parse_target(target).path)  # before anything is read
+        refuse_existing(place.path)
     imported = steps_of(
         [open_table(Path(log)) for log in logs],
         {
@@ -138,8 +139,8 @@ def _rows_read(imported: Any, steps: int) -> str:
         files = f" of {len(imported.rows)} files ({each})"
     left_out = rows - steps - imported.last_rows
     return (
-        f"{rows:,} rows{files}: {steps:,} steps; {imported.last_rows:,} last rows of episodes, "
-        f"which lend their state only; {left_out:,} left out"
+        f"{rows:,} rows{files}: {steps:,} steps; {imported.last_rows:,} last rows, used only as "
+        f"the state that the step before led to; {left_out:,} left out"
     )
 
 

@@ -11,7 +11,7 @@ import tyro
 from neubay import published
 from neubay.commands.options import Settings, Unprefixed, parse, world_defaults
 from neubay.commands.sweep import shared_plan
-from neubay.commands.text import Console, escape, show_facts, told
+from neubay.commands.text import Console, escape, harmless, show_facts, told
 from neubay.config import WorldConfig, preset, updated
 from neubay.errors import ConfigError
 from neubay.report.parts.numbers import shown
@@ -109,7 +109,9 @@ def info(directory: tyro.conf.Positional[Path]) -> None:
     """
     from neubay import world
 
-    show(Console(), world.load(directory))
+    place, console = world.world_of(directory), Console()
+    show(console, world.load(place))
+    console.print(harmless(f"world directory {place.absolute()}"), markup=False, soft_wrap=True)
 
 
 def show(console: Console, fitted: "FittedWorld") -> None:

@@ -5,8 +5,9 @@ worth. Its columns are given, or guessed from their names, and what was guessed 
 repaired in silence: rows that are dropped, sorted or split are counted, and every count is a
 finding.
 
-The last row of an episode lends its state only: what its action led to was not logged. So an
-episode of L rows has L - 1 steps, and a terminal flag in its last row marks the step into it.
+The last row of an episode is used only as the state that the step before led to: what its action
+led to was not logged, and there may be none, as no command follows a trip. So an episode of L rows
+has L - 1 steps, and a terminal flag in its last row marks the step into it.
 """
 
 import re
@@ -86,7 +87,7 @@ class Imported:
     rows: dict[str, int]
     """File -> rows that were read of it."""
     last_rows: int
-    """Last rows of episodes, which lend their state only."""
+    """Last rows of episodes, used only as the state that the step before led to."""
 
 
 def _formula(reward: str) -> Expression:
@@ -152,6 +153,18 @@ def choose_columns(
                 + f"Name it: {flag}."
             )
     return Columns(**roles), guessed
+
+
+def _refuse_doubles(columns: Columns, file: str) -> None:
+    """A column twice is a slip; and a state that is an action tells the policy what it will do."""
+    for role, names in (("states", columns.states), ("actions", columns.actions)):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DatasetError(f"{file}: '{twice[0]}' is named twice (--{role}). Name it once.")
+    if both := [name for name in columns.states if name in columns.actions]:
+        raise DatasetError(
+            f"{file}: '{both[0]}' is named as a state and as an action. A state is measured before "
+            "the action is chosen: name it as one of the two."
+        )
 
 
 def _listed(columns: str | tuple[str, ...]) -> str:
@@ -289,8 +302,8 @@ class _LogRows:
     episode: Int[np.ndarray, " rows"]
     """A number per episode as the log names them; tables are apart."""
     time: Float[np.ndarray, " rows"] | None
-    whole: Bool[np.ndarray, " rows"]
-    """Nothing is missing, and everything is finite."""
+    placed: Bool[np.ndarray, " rows"]
+    """Its state, its time and its episode are there and finite: something can lead to it."""
     whole_actions: bool
     """The action is one column of whole numbers."""
 
@@ -323,10 +336,9 @@ def _read(tables: Sequence[LogTable], columns: Columns) -> tuple[_LogRows, dict[
     if not parts or not sum(map(len, parts["rewards"])):
         raise DatasetError(f"{tables[0].name}: has no rows. Record at least one episode.")
     joined = {key: np.concatenate(parts.pop(key)) for key in list(parts)}
-    measured = [joined["states"], joined["actions"], joined["rewards"][:, None]]
-    complete = np.logical_and.reduce([np.isfinite(each).all(axis=1) for each in measured])
+    seen = np.isfinite(joined["states"]).all(axis=1)
     time = joined.pop("time", None)
-    return _LogRows(time=time, whole=complete, whole_actions=whole, **joined), counts
+    return _LogRows(time=time, placed=seen, whole_actions=whole, **joined), counts
 
 
 def _converted(
@@ -384,12 +396,29 @@ def _floats(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
     try:
         cast = array.cast(pa.float64(), safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        what, remedy = f"{array.type}, not numbers ({str(problem)[:100]})", "store numbers"
+        if (text := _text_in(array)) is not None:
+            what = f"text such as '{text}', not numbers"
+            if re.fullmatch(r"[+-]?\d*,\d+", text):
+                remedy += f": with a decimal point, {text.replace(',', '.')}"
         raise DatasetError(
-            f"{file}: '{name}' holds {array.type}, not numbers ({str(problem)[:100]}). Choose "
-            "another column, or store numbers."
+            f"{file}: '{name}' holds {what}. Choose another column, or {remedy}."
         ) from None
     values: np.ndarray = cast.to_numpy(zero_copy_only=False)
     return values
+
+
+def _text_in(array: Any) -> str | None:
+    """The first text in a column that is no number."""
+    for value in array.drop_null():
+        text = value.as_py()
+        try:
+            float(text)
+        except ValueError:
+            return str(text).strip()[:40]
+        except TypeError:  # a column of other things
+            return None
+    return None
 
 
 def _seconds(array: Any, name: str, file: str) -> Float[np.ndarray, " rows"]:
@@ -431,8 +460,14 @@ def steps_of(
         action_bounds: low and high of the actions, one value or one each; if not given, the range
             of the data, which is a warning.
     """
+    if gap is not None and not gap >= 1:
+        raise DatasetError(
+            f"a gap longer than {gap:g} usual steps would end an episode at every row. Give a "
+            "factor of at least 1, or none (--gap)."
+        )
     first = tables[0]
     columns, guessed = choose_columns(list(first.columns), first.columns, given, first.name)
+    _refuse_doubles(columns, first.name)
     for table in tables[1:]:
         if missing := [c for c in columns.needed(first.columns) if c not in table.columns]:
             raise DatasetError(
@@ -441,11 +476,21 @@ def steps_of(
             )
     notes = _Notes(first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more")
     _note_unused(first, columns, notes)
+    if reward_at == "same":
+        _note_terminal_reward(first, columns, notes)
     log, counts = _read(tables, columns)
+    _refuse_flags_everywhere(log, columns, notes.file)
+    flags = int(log.terminal.sum())
     log = _complete(_ordered(_placed(log), notes), notes)
-    begins = _beginnings(log, gap, notes)
+    begins = _whole_steps(log, _beginnings(log, gap, notes), reward_at, notes)
     _look_for_repeats(log, begins, notes)
     arrays = _transitions(log, begins, reward_at, notes)
+    notes(
+        "rows with the terminal flag to which no step leads, so that the flag is lost",
+        "The row needs its states and a time of its own, and the row above it, of the same "
+        "episode, an action; --reward-at says which of the two needs the reward",
+        flags - int(arrays["terminals"].sum()),
+    )
     if action_bounds is None:
         arrays["actions"], action_bounds = _guessed_bounds(
             arrays["actions"], log.whole_actions, notes
@@ -478,11 +523,34 @@ def _note_unused(table: LogTable, columns: Columns, notes: _Notes) -> None:
         )
 
 
+def _note_terminal_reward(table: LogTable, columns: Columns, notes: _Notes) -> None:
+    """The reward of a terminal row is that of an action after the end, which no step has."""
+    if columns.terminal in _reward_columns(columns.reward, set(table.columns)):
+        notes(
+            f"the reward '{columns.reward}' uses the terminal flag '{columns.terminal}', and never "
+            "counts where that is set: a row's reward is that of its own action, and no action "
+            "follows a terminal state",
+            "With --reward-at next it counts: a row's reward is that of the step into it, and "
+            "made of that row's columns",
+        )
+
+
+def _refuse_flags_everywhere(log: _LogRows, columns: Columns, file: str) -> None:
+    """A flag that is set in every row leaves no row that could lead to another."""
+    for role, flags in (("terminal", log.terminal), ("timeout", log.timeout)):
+        if flags.all():
+            raise DatasetError(
+                f"{file}: '{getattr(columns, role)}' ({role}) is 1 in every row, so that each ends "
+                "an episode and nothing follows on anything. Give a column that is 1 in the last "
+                f"rows of episodes alone: --{role} NAME."
+            )
+
+
 def _placed(log: _LogRows) -> _LogRows:
     """A row without a time or an episode is where the log has it: after the row above it."""
 
     def from_above(values: np.ndarray, known: Bool[np.ndarray, " rows"]) -> np.ndarray:
-        log.whole &= known
+        log.placed &= known
         return values[np.maximum.accumulate(np.where(known, np.arange(len(log)), 0))]
 
     if log.time is not None:
@@ -507,7 +575,8 @@ def _ordered(log: _LogRows, notes: _Notes) -> _LogRows:
         rank = place.argsort().argsort()  # in the order of the log
         log = log.take(np.lexsort((time, rank[np.searchsorted(ids, log.episode)])))
     if log.time is not None:
-        both = log.whole[1:] & log.whole[:-1]
+        complete = log.placed & np.isfinite(log.actions).all(axis=1) & np.isfinite(log.rewards)
+        both = log.placed[1:] & complete[:-1]  # a row that has less does not stand for another
         twice = both & (np.diff(log.episode) == 0) & (np.diff(log.time) == 0)
         notes(
             "rows with the time of the row before them, left out",
@@ -519,23 +588,28 @@ def _ordered(log: _LogRows, notes: _Notes) -> _LogRows:
 
 
 def _complete(log: _LogRows, notes: _Notes) -> _LogRows:
-    """Rows in which nothing is missing. No step leads over one that is left out: its episode
-    ends before it, and another begins after it."""
+    """Rows whose state is known. No step leads over one that is left out: its episode ends before
+    it, and another begins after it."""
     notes(
-        "rows with a value that is missing or not finite, left out; an episode ends at each",
+        "rows without a state, a time or an episode, or with one that is not finite, left out; an "
+        "episode ends at each",
         "Fill them before the import if the values are known",
-        int((~log.whole).sum()),
+        int((~log.placed).sum()),
     )
-    if not log.whole.any():
-        raise DatasetError(
-            f"{notes.file}: every row has a value that is missing or not finite. Look at the "
-            "columns that were chosen (--dry-run)."
-        )
-    left_out = np.cumsum(~log.whole)[log.whole]
-    log = log.take(np.flatnonzero(log.whole))
+    if not log.placed.any():
+        raise _nothing_measured(notes)
+    left_out = np.cumsum(~log.placed)[log.placed]
+    log = log.take(np.flatnonzero(log.placed))
     begins = (np.diff(log.episode) != 0) | (np.diff(left_out) != 0)
     log.episode = np.cumsum(np.insert(begins, 0, True))
     return log
+
+
+def _nothing_measured(notes: _Notes) -> DatasetError:
+    return DatasetError(
+        f"{notes.file}: every row has a value that is missing or not finite. Look at the columns "
+        "that were chosen (--dry-run)."
+    )
 
 
 def _beginnings(log: _LogRows, gap: float | None, notes: _Notes) -> Bool[np.ndarray, " rows"]:
@@ -563,6 +637,26 @@ def _beginnings(log: _LogRows, gap: float | None, notes: _Notes) -> Bool[np.ndar
     return begins
 
 
+def _whole_steps(
+    log: _LogRows, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
+) -> Bool[np.ndarray, " rows"]:
+    """Where episodes begin, also after a step without its action or its reward. The last row of an
+    episode needs no action, and its first no reward that belongs to an action before."""
+    paid = np.isfinite(log.rewards)
+    known = np.isfinite(log.actions).all(axis=1)[:-1]
+    known &= paid[1:] if reward_at == "next" else paid[:-1]
+    inside = ~begins[1:]
+    if inside.any() and not known[inside].any():
+        raise _nothing_measured(notes)
+    notes(
+        "steps with an action or a reward that is missing or not finite, left out; an episode ends "
+        "at each",
+        "Fill them before the import if the values are known",
+        int((inside & ~known).sum()),
+    )
+    return np.insert(begins[1:] | ~known, 0, True)
+
+
 def _look_for_repeats(log: _LogRows, begins: Bool[np.ndarray, " rows"], notes: _Notes) -> None:
     """A sensor that is read more often than it measures says the same again."""
     if len(log) < 2:
@@ -581,7 +675,7 @@ def _transitions(
     log: _LogRows, begins: Bool[np.ndarray, " rows"], reward_at: RewardAt, notes: _Notes
 ) -> dict[str, Any]:
     """Rows with a successor, in the manner of `Dataset.from_arrays`."""
-    last = np.append(begins[1:], True)  # lends its state only
+    last = np.append(begins[1:], True)
     steps = np.flatnonzero(~last)
     alone = int((begins & last).sum())
     notes("episodes of a single row, which is no step, left out", "Check the episode ids", alone)

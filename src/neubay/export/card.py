@@ -37,6 +37,12 @@ class Origin:
         found = [each for each in candidates if isinstance(each, dict)]
         return next((each for each in found if each.get("name") == chosen), {})
 
+    @property
+    def verdict(self) -> str | None:
+        """That of the selection, or of the run where its selection is not at hand."""
+        word = self.selection.get("verdict") or self.summary.get("verdict")
+        return word if isinstance(word, str) else None
+
 
 def origin_of(path: Path) -> Origin:
     """A run, a selection or a policy file. Of a run that ended with a selection, the policy is the
@@ -124,8 +130,8 @@ def _what(note: dict[str, Any], origin: Origin) -> str:
 
 
 def _verdict(origin: Origin) -> str:
-    word = origin.selection.get("verdict") or origin.summary.get("verdict")
-    if not isinstance(word, str):
+    word = origin.verdict
+    if word is None:
         return "None: nothing has judged this policy. `neubay select RUN --out DIR` does."
     meaning = rundir.VERDICTS.get(word, "")
     if not origin.selection:

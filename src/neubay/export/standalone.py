@@ -160,6 +160,29 @@ class Policy:
         _refuse_nonfinite("the reward", paid[~start])
         return np.where(start, 0.0, paid + self.about["reward_shift"]).astype(np.float32)
 
+    def acted(
+        self, state: "PolicyState", action: "np.ndarray | np.integer | float | int"
+    ) -> PolicyState:
+        """The state after what was really done, in the units of the plant, where that was not what
+        `predict` returned: a fall-back or an operator acted, or the action was late."""
+        batch, shape = len(state.last_action), () if self.discrete else (self.action_size,)
+        try:
+            done = np.broadcast_to(np.asarray(action, np.float64), (batch, *shape))
+        except ValueError:
+            raise ValueError(
+                f"an action has shape {shape}, or {(batch, *shape)} for each of the {batch} "
+                f"episodes; got {np.shape(action)}"
+            ) from None
+        _refuse_nonfinite("the action", done)
+        if self.discrete:
+            numbers = np.arange(self.action_size)
+            if not np.isin(done, numbers).all():
+                raise ValueError(f"actions are numbered 0 .. {numbers[-1]}, got {action}")
+            return state._replace(last_action=(done[:, None] == numbers).astype(np.float32))
+        unit = 2 * (done - self._low) / (self._high - self._low) - 1
+        # Beyond the bounds counts as the bound.
+        return state._replace(last_action=np.clip(unit, -1, 1).astype(np.float32))
+
     def outside(self, observation: np.ndarray, margin: float = 0.0) -> "np.bool_ | np.ndarray":
         """Whether an observation is outside anything that the data holds, by more than `margin` of
         its range, or not finite. It is what the light guard looks at: where it is true, the policy
@@ -171,6 +194,8 @@ class Policy:
             np.asarray(ranges[name], np.float32) for name in ("observation_low", "observation_high")
         )
         beyond, seen = margin * (high - low), np.asarray(observation, np.float32)
+        if seen.shape[-1:] != (self.state_size,):
+            raise ValueError(f"an observation has {self.state_size} values, got shape {seen.shape}")
         inside = (seen >= low - beyond) & (seen <= high + beyond)  # false where not a number
         return ~inside.all(axis=-1)
 

@@ -145,7 +145,9 @@ def watch(
                 returns[i] += paid[i]
                 falls[i] = terminated or (fallen is not None and fallen(seen[i], info))
                 live[i] = not (terminated or truncated)
-            rows.append((alive, *map(np.array, check), falls))
+            rows.append(
+                (alive, *map(np.array, (check.unsure, check.outside, check.fell_back)), falls)
+            )
     alive, unsure, outside, fell_back, falls = (np.stack(each) for each in zip(*rows, strict=True))
     return Watched(alive, unsure, outside & alive, fell_back & alive, falls, returns)
 

@@ -5,7 +5,16 @@ its directory. Imagination draws from `World.select(...).sample` and measures `W
 rollouts are cut where that exceeds `FittedWorld.threshold`.
 """
 
-from neubay.world.fitted import EpochRecord, FittedWorld, TerminationRecord, is_whole, load, save
+from neubay.world.fitted import (
+    EpochRecord,
+    FittedWorld,
+    TerminationRecord,
+    is_whole,
+    load_world,
+    save,
+    world_of,
+)
+from neubay.world.fitted import load_world as load
 from neubay.world.fitting import best_of, fit, uncertainty_over, with_termination, world_directory
 from neubay.world.model import Gaussian, Head, Member, Scaler, World, WorldStep, quantify
 from neubay.world.pool import Progress
@@ -47,6 +56,7 @@ __all__ = [
     "is_whole",
     "learn_termination",
     "load",
+    "load_world",
     "quantify",
     "save",
     "split_episodes",
@@ -56,4 +66,5 @@ __all__ = [
     "uncertainty_over",
     "with_termination",
     "world_directory",
+    "world_of",
 ]

@@ -34,6 +34,7 @@ WORLD_FILE = "world.json"  # written last: where it is, the world is whole
 MEMBERS_FILE = "members.npz"
 UNCERTAINTY_FILE = "data_uncertainty.npy"
 FORMER_CHECKPOINT = "training.npz"  # of a training that neubay 0.1 did not finish
+OWN_WORLD = "world"  # in a run directory
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)
 
 
@@ -175,10 +176,10 @@ def refuse_former(directory: Path) -> None:
         )
 
 
-def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
+def load_world(path: str | Path, dataset: Dataset | None = None) -> FittedWorld:
     """Read a world directory, or the world of a run directory; with a dataset, check that the world
     was trained on it."""
-    directory = _of_run(directory) if is_run(directory) else directory
+    directory = world_of(Path(path))
     path = directory / WORLD_FILE
     if not path.exists():
         refuse_former(directory)
@@ -199,12 +200,15 @@ def load(directory: Path, dataset: Dataset | None = None) -> FittedWorld:
     return fitted
 
 
-def _of_run(run: Path) -> Path:
-    """Where the world is that a run was trained in."""
-    reference, own = run / WORLD_REFERENCE, run / "world"
+def world_of(path: Path) -> Path:
+    """A world directory, or that of the world that a run was trained in. A copy in RUN/world comes
+    first: it goes with the run to where the cache of the training is not."""
+    if not is_run(path):
+        return path
+    run, reference, own = path, path / WORLD_REFERENCE, path / OWN_WORLD
+    if is_whole(own):  # also a run of `neubay bandit`
+        return own
     if not reference.is_file():
-        if is_whole(own):  # a run of `neubay bandit`
-            return own
         raise WorldError(
             f"{run}: a run without a world: it clones the data, or its world is not trained yet"
         )
@@ -216,7 +220,10 @@ def _of_run(run: Path) -> Path:
             "directory of that world"
         )
     if not is_whole(Path(where)):
-        raise WorldError(f"{run}: its world was in {where}, which is not there any more")
+        raise WorldError(
+            f"{run}: its world was in {where}, which is not there any more; if the run was "
+            f"trained elsewhere, copy that directory from there to {own}"
+        )
     return Path(where)
 
 

@@ -28,13 +28,13 @@ from neubay.world.fitted import (
     FittedWorld,
     check_identity,
     identity,
-    load,
+    load_world,
     refuse_former,
     save,
 )
 from neubay.world.model import Scaler, World
 from neubay.world.pool import CHECKPOINT_SECONDS, Course, Pauses, Show, State, train_pool
-from neubay.world.termination import learn_termination, settled
+from neubay.world.termination import learn_termination, settled, tell_quality
 from neubay.world.training import select
 from neubay.world.transitions import fit_scaler
 
@@ -72,10 +72,26 @@ def fit(
     """
     show = progress or (lambda _: None)
     config = settled(config, dataset)
-    wanted = identity(dataset.hash, config, seed)
     if directory is None:
         assert elsewhere is None, "shards are kept in the directory of their world"
-        return _fit(dataset, config, seed, None, show)
+        fitted = _fit(dataset, config, seed, None, show)
+    else:
+        fitted = _kept(dataset, config, seed, directory, show, tell, elsewhere)
+    tell_quality(fitted, tell)
+    return fitted
+
+
+def _kept(
+    dataset: Dataset,
+    config: WorldConfig,
+    seed: int,
+    directory: Path,
+    show: Show,
+    tell: Tell,
+    elsewhere: Elsewhere | None,
+) -> FittedWorld:
+    """The fit that is in a directory, or that is saved there."""
+    wanted = identity(dataset.hash, config, seed)
     if os.path.isfile(directory / WORLD_FILE):
         return _found(directory, wanted)
     try:
@@ -87,7 +103,7 @@ def fit(
             checkpoints = Checkpoints(directory / CHECKPOINTS, every=CHECKPOINT_SECONDS, tell=tell)
             without = world_directory(dataset, updated(config, {"termination": "none"}), seed)
             if config.termination == "learned" and os.path.isfile(without / WORLD_FILE):
-                fitted = with_termination(load(without), dataset, show)
+                fitted = with_termination(load_world(without), dataset, show)
             else:
                 fitted = _fit(dataset, config, seed, checkpoints, show, elsewhere)
             save(fitted, directory)
@@ -103,7 +119,7 @@ def fit(
 
 
 def _found(directory: Path, wanted: dict[str, Any]) -> FittedWorld:
-    fitted = load(directory)
+    fitted = load_world(directory)
     check_identity(directory, fitted.identity, wanted)
     return fitted
 

@@ -26,7 +26,7 @@ from neubay.config import EndedBy, WorldConfig, prior_of
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
 from neubay.runs.messages import Tell
-from neubay.world.fitted import TerminationRecord
+from neubay.world.fitted import FittedWorld, TerminationRecord
 from neubay.world.model import Head, Member, Scaler, World
 
 FEWEST_ENDS = 10
@@ -82,6 +82,22 @@ def tell_choice(dataset: Dataset, config: WorldConfig, tell: Tell) -> None:
             "learned from them ('neubay world info' says how well; --world.termination none: "
             "imagined episodes run on)"
         )
+
+
+def tell_quality(fitted: FittedWorld, tell: Tell) -> None:
+    """Say how well a world learned what ends an episode, if it did."""
+    record = fitted.termination
+    if record is None:
+        return
+    precision, recall = (
+        "unknown" if share is None else f"{share:.0%}"
+        for share in (record.precision, record.recall)
+    )
+    tell(
+        f"{fitted.dataset_name}: what ends an episode was learned by a world (seed {fitted.seed}); "
+        f"on held-out episodes with {record.held_out_ends:,} ends: precision {precision}, recall "
+        f"{recall}, {1000 * record.false_alarms:.2g} false alarms per 1,000 other steps"
+    )
 
 
 def settled(config: WorldConfig, dataset: Dataset) -> WorldConfig:

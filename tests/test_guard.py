@@ -87,6 +87,9 @@ def test_the_fall_back_acts_where_a_limit_is_crossed(policy: Policy, data: Datas
     action, state, _ = guard.predict(far)
     np.testing.assert_allclose(action[1], clone.predict(far)[0][1])
     assert state.fallback is not None
+    np.testing.assert_allclose(
+        state.fallback.last_action, state.policy.last_action, rtol=0, atol=1e-6
+    )
     guard.predict(far, state, reward=np.zeros(2))
     assert guard.counts["fell_back"] == 2
     with pytest.raises(NeubayError, match="fall-back returned an action that is not finite"):

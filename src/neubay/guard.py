@@ -146,7 +146,8 @@ class Guard:
             # Memory is of what was done.
             acted = np.where(replaced[:, None], told, after.last_action)
             after = after._replace(last_action=acted)
-            spare = None if spare is None else spare._replace(last_action=acted)
+            if isinstance(self.fallback, Policy) and spare is not None:
+                spare = self.fallback.acted(spare, actions)  # whose bounds may be others
         following = GuardState(after, spare, heard.observation, heard.known, heard.waiting)
         if single:
             one = Check(*(np.asarray(value)[0].item() for value in check))

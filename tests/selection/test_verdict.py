@@ -263,12 +263,14 @@ def test_a_controller_without_chance_is_reproduced_by_the_clone_without_spread(
     assert not flattered.reproduced  # whatever it says of the clone
 
 
-def test_what_is_sure_is_chosen_and_what_is_estimated_ranks() -> None:
+def test_of_those_that_pass_the_one_with_the_highest_estimate_is_chosen() -> None:
+    """Not the one with the highest lower end, nor one that is promised more and does not pass."""
     clone = made("clone", 100.0, clone_of="data")
-    candidates = [clone, made("sure", 120.0, 115.0), made("promising", 300.0, 105.0)]
+    sure, promising = made("sure", 120.0, 115.0), made("promising", 300.0, 105.0)
+    candidates = [clone, sure, promising, made("unsure", 400.0, 95.0)]
     found = decide(candidates, DATA, Sanity.of(clone, DATA))
-    assert (found.word, found.chosen) == ("deploy", "sure")
-    assert [each.name for each in ranked(candidates)] == ["promising", "sure", "clone"]
+    assert (found.word, found.chosen) == ("deploy", "promising")
+    assert [each.name for each in ranked(candidates)] == ["unsure", "promising", "sure", "clone"]
 
 
 def test_a_clone_that_the_judge_loses_sight_of_is_not_copied() -> None:

@@ -288,9 +288,10 @@ def decide(
     objections: Sequence[str] = (),
 ) -> Verdict:
     """The verdict. `objections` say why the judge has no vote, beside what `sanity` says. Of those
-    that may be chosen it is the one with the highest lower end: a high estimate may rest on what
-    the judge does not know. Nor is any chosen, if it can be helped, of which the judge loses sight
-    more often than not."""
+    that pass for `deploy` it is the one with the highest estimate, by which they are ranked: what
+    the judge does not know has its say in whether they pass. What else is named, such as the clone
+    to copy, is what has the highest lower end. None is, if it can be helped, of which the judge
+    loses sight more often than not."""
     data = float(data_returns.mean())
     by_lower = sorted(candidates, key=lambda judged: (not judged.known, -judged.lower))
     best = by_lower[0]
@@ -316,7 +317,7 @@ def decide(
     sure = [judged for judged in by_lower if gains[judged.name].sure]
     passing = [judged for judged in sure if judged.known]
     if passing:
-        chosen = passing[0]
+        chosen = ranked(passing)[0]
         return Verdict(
             "deploy", chosen.name, [*reasons, _told(chosen, gains[chosen.name], sanity.margin)]
         )

@@ -291,6 +291,13 @@ def test_runs_of_other_data_or_tasks_are_refused_by_name(chosen: Path, tmp_path:
     shorter = about["dataset"] | {"hash": "beef", "facts": facts}
     with pytest.raises(RunError, match="; its T is 30 and not 200; only"):
         selection.select([chosen, copied(chosen, tmp_path / "shorter", {"dataset": shorter})])
+    policy = neubay.load_policy(other / "policy.npz")
+    unit = ContinuousActions.symmetric(1)
+    policy.task = dataclasses.replace(policy.task, actions=unit)
+    policy.save(other / "policy.npz")
+    bounds = r"; its actions are low \[-1.0\], high \[1.0\] and not low \[-2.0\], high \[2.0\]"
+    with pytest.raises(RunError, match=bounds):
+        selection.select([chosen, other])
     elsewhere = copied(chosen, tmp_path / "elsewhere", {"task": "cartpole"})
     with pytest.raises(RunError, match="of other task"):
         selection.select([chosen, elsewhere])

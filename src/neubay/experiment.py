@@ -214,7 +214,7 @@ def run(
     """Train world and agent on `dataset` and score the policy; everything is kept in `directory`.
 
     A run that was interrupted there is resumed and ends, on a CPU bit for bit, as if it never had
-    been; a finished one is given back. `Stopped` is raised where SIGINT or SIGTERM ended it.
+    been; a finished one is given back, judged as asked. `Stopped` is raised at SIGINT or SIGTERM.
 
     Args:
         update: makes the agent's gradient steps, here or together with those of other runs.
@@ -235,13 +235,14 @@ def run(
         metrics, halt = directory / rundir.METRICS_FILE, _Halt(until, signalled)
         where, every = directory / CHECKPOINTS, checkpoint_seconds
         checkpoints = Checkpoints(where, metrics, every=every, signalled=halt.signalled, tell=tell)
+        judging = None if select is None else (select, judged_as or config.world)
+        shown = world_progress, stage_progress, tell
         if rundir.is_finished(directory):
+            _judge_later(dataset, config, judging, directory, shown)
             return _finished(directory, fitted, checkpoints)
         _tell_changes(begun, tell)
         needs_world, seconds = config.agent.algorithm != "bc", {"world": 0.0}
-        shown = world_progress, stage_progress, tell
         if needs_world:
-            world.tell_choice(dataset, config.world, tell)
             fitted, seconds["world"] = _world(dataset, config, directory, fitted, shown)
         track = tracking.together([tracking.json_lines(metrics), halt, *trackers])
         how = config, track, checkpoints, partial(_keep, dataset, directory), update
@@ -249,7 +250,6 @@ def run(
         _tell_luck(dataset, config, tell)
         trained = clone(dataset, *how) if within is None else train_agent(dataset, within, *how)
         about_it = dataset, fitted, config, trained, directory
-        judging = None if select is None else (select, judged_as or config.world)
         policy, summary = _result(*about_it, seconds | trained.seconds, judging, shown)
         checkpoints.finish(kept=1)
         stop_if_signalled()
@@ -358,7 +358,7 @@ def _clones(
         made = train_clone(dataset, config, settings, policies, name, progress=show, tell=tell)
         about[name.replace("-", "_")] = made
     if rundir.BEST_CLONE not in names and config.agent.algorithm != "bc":
-        tell("the best episodes are not cloned: they are no better, or were so by luck")
+        tell("the best episodes are not cloned: they are not clearly better than the rest")
     return about
 
 
@@ -434,6 +434,7 @@ def _world(
     """The run's world, found, trained or handed in, and the time that took; the run directory
     remembers which it was, and the run is resumed in no other."""
     show, _, tell = shown
+    world.tell_choice(dataset, config.world, tell)
     begun, where = time.perf_counter(), None
     if config.rollout.simulator:
         fitted = simulated_world(dataset, config.world, config.seed)
@@ -468,6 +469,35 @@ def _world(
         }
         atomic_write_json(path, reference)
     return fitted, float(reference.get("seconds", 0.0))
+
+
+def lacks_verdict(directory: Path, select: SelectionConfig) -> bool:
+    """A finished run was not judged, or without the clone that is asked for now."""
+    path = directory / rundir.SELECTION / rundir.SELECTION_FILE
+    of_ours = rundir.look(directory).about.get("layout") == rundir.LAYOUT
+    if not of_ours or rundir.is_shown_only(directory):
+        return False
+    if not path.exists():
+        return True
+    judged = read_json(path).get("candidates")
+    if not isinstance(judged, list) or not all(isinstance(each, dict) for each in judged):
+        raise RunError(f"{path}: damaged; remove it, and the same command judges again")
+    return select.baseline and not any(each.get("is_clone") for each in judged)
+
+
+def _judge_later(
+    dataset: Dataset, config: TrainConfig, judged: Judged | None, directory: Path, shown: Shown
+) -> None:
+    """Train the clones of a finished run, judge its policies, and add that to its summary: where
+    that is asked for now, and was not done."""
+    if judged is None or not lacks_verdict(directory, judged[0]):
+        return
+    shown[-1](f"{directory}: finished without a verdict, or without a clone: it is judged now")
+    summary = read_json(directory / rundir.SUMMARY_FILE)
+    seconds = {name: value for name, value in summary["seconds"].items() if name != "total"}
+    chosen = _select(dataset, config, judged, directory, seconds, shown)
+    summary |= chosen | {"seconds": seconds | {"total": sum(seconds.values())}}
+    atomic_write_json(directory / rundir.SUMMARY_FILE, finite(summary))
 
 
 def _finished(directory: Path, fitted: FittedWorld | None, checkpoints: Checkpoints) -> Result:

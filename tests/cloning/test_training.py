@@ -148,6 +148,7 @@ def test_the_best_episodes_alone_are_cloned(tmp_path: Path) -> None:
 def test_what_follows_from_the_state_is_cloned_without_memory(tmp_path: Path) -> None:
     found = account(cloned(data("state"), tmp_path))
     assert found["memory"] == "none" and "the one without memory" in in_words(found)
+    assert "memory has no clear advantage, so the simpler one is taken" in in_words(found)
     assert found["held_out_memory"] == pytest.approx(found["held_out_markov"], abs=0.1)
 
 

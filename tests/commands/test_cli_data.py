@@ -96,6 +96,18 @@ def test_odd_things_in_minaris_folder_do_not_stop_the_list(run: Run, tmp_path: P
 # --- info ----------------------------------------------------------------------------------
 
 
+def test_info_numbers_the_episodes(run: Run, tmp_path: Path) -> None:
+    """As `neubay select --incumbent` takes them; where states jump, another one begins."""
+    ends = np.isin(np.arange(60), (19, 29, 59))
+    path = hopper(tmp_path / "few.hdf5", rewards=np.arange(60, dtype=np.float32), timeouts=ends)
+    code, out, _ = run("data", "info", path, "--task", "d4rl/hopper", "--episodes")
+    assert code == 0
+    lines = ["episode first row steps return", "0 0 20 190", "1 20 10 245", "2 30 10 345"]
+    assert out == " ".join([*lines, "3 40 20 990"])
+    code, _, err = run("data", "info", path, "--episodes", "--json", "-")
+    assert code == 2 and "leave --png and --json out" in err
+
+
 def test_info_says_what_is_in_a_dataset(run: Run, tmp_path: Path) -> None:
     path = hopper(tmp_path / "hopper_small.hdf5")
     code, out, err = run(

@@ -322,6 +322,29 @@ def test_without_an_environment_the_posterior_speaks(tmp_path: Path) -> None:
     assert run.result is None
     text = page.one_run(run).html
     assert "Expected return" in text and "The posterior expects a return of 1,700.0" in text
+    assert "Nothing was measured: no run has an environment." in tables_of(run)
+
+
+def tables_of(run: records.RunRecord) -> str:
+    return sweeps.score_grid(arrange([run])).note
+
+
+def test_the_posterior_is_silent_beside_a_verdict(tmp_path: Path) -> None:
+    """It counts other steps, so that the two numbers contradict each other."""
+    directory = make_run(tmp_path / "run", environment=None, score=None)
+    (directory / "selection").mkdir()
+    judged = {"name": "clone", "estimate": -131.2, "lower": -140.0, "upper": -120.0}
+    selected = {
+        "verdict": "keep",
+        "chosen": "clone",
+        "reasons": [],
+        "data": {"return_mean": -329.2},
+        "candidates": [judged],
+    }
+    (directory / "selection" / "selection.json").write_text(json.dumps(selected))
+    text = page.one_run(records.read(directory)).html
+    assert "-131.2" in text and "The posterior expects" not in text
+    assert "<b>Keep</b> your controller (judged best: clone): nothing is surely better" in text
 
 
 # ------------------------------------------------------------------------------------- groups

@@ -95,6 +95,7 @@ def test_what_datasets_differ_in_counts_for_nothing_when_they_are_pooled() -> No
 def test_a_study_that_is_repeated_with_more_runs_takes_the_place_of_the_first() -> None:
     first, more, other = document(), document(vote=False), document()
     more["candidates"] = [*more["candidates"], more["candidates"][0] | {"name": "e"}]
+    more["candidates"][3] |= {"name": "clone of run"}  # beside another run's
     other["data"] = other["data"] | {"hash": "of other data"}
     found = selection_tables.condense([first, other, more])["selections"]
     assert [(entry["data"]["hash"], entry["vote"]) for entry in found] == [

@@ -34,7 +34,7 @@ from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
 from neubay.studies.selecting import by_dataset, selection_study
-from neubay.tasks import get_task
+from neubay.tasks import ContinuousActions, get_task
 
 KEYS = {"name", "run", "step", "estimate", "lower", "upper", "cut_share", "length_mean"}
 
@@ -143,7 +143,10 @@ def test_the_command_tells_the_verdict_and_the_page_has_it_on_top(
         cli.main(["select", str(chosen), "--out", str(tmp_path / "out"), "--incumbent", "0-3,5"])
     assert ended.value.code == 0
     found, printed = written(tmp_path / "out"), capsys.readouterr().out
-    assert found["data"]["episodes"] == 5 and f"{found['verdict']} (" in printed
+    assert found["data"]["episodes"] == 5 and found["protocol"]["incumbent"] == [0, 1, 2, 3, 5]
+    assert found["verdict"] == "keep", "else the line below is another"
+    assert f"keep your controller (judged best: {found['chosen']})" in printed
+    assert written(chosen / "selection")["protocol"]["incumbent"] is None
     # The judge is checked on all the data, of which the clone is, and not on the incumbent's.
     assert found["protocol"]["sanity"] == written(chosen / "selection")["protocol"]["sanity"]
     html = page.one_run(records.read(chosen)).html
@@ -169,6 +172,94 @@ def test_a_users_function_that_fails_is_named(chosen: Path) -> None:
     assert "one action for each" in trying("single", lambda seen: np.zeros((2, 1)))
     assert "one action for each" in trying("silent", lambda seen: None)
     assert "has that name" in trying("clone", lambda seen: np.zeros((len(seen), 1)))
+    assert "one action for each" in trying("transposed", lambda seen: np.zeros((1, len(seen))))
+    assert "ValueError: no model" in trying("raising", raising)
+    assert "predict(observations, state=..." in trying("old", Stateless())
+    assert "got int" in trying("number", 7)
+    assert "not found" in trying("lost", chosen / "nothing.npz")
+    config = tiny(agent={"memory": "none"}).agent
+    agent = agents.make(4, 1, "continuous", config)
+    wide = dataclasses.replace(get_task("pendulum"), state_size=4)
+    policy = Policy(agent, agent.init(jax.random.key(0)), wide, config)
+    assert "state_size 4, and the data has 3" in trying("wide", policy)
+    with pytest.raises(NeubayError, match="give it a name"):
+        neubay.select(chosen, candidates={" ": lambda seen: np.zeros((len(seen), 1))})
+
+
+def raising(seen: np.ndarray) -> np.ndarray:
+    raise ValueError("no model")
+
+
+class Stateless:
+    def predict(self, observations: np.ndarray) -> np.ndarray:
+        return np.zeros((len(observations), 1))
+
+
+def test_a_policy_file_is_a_candidate(chosen: Path) -> None:
+    found = neubay.select(chosen, candidates={"file": str(chosen / "policies" / "000000050.npz")})
+    estimates = {each["name"]: each["estimate"] for each in found.record["candidates"]}
+    assert estimates["file"] == estimates["run@50"]
+
+
+def test_a_selection_replaces_no_run_and_no_candidate(
+    chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trial, "roll", lambda *_, **__: pytest.fail("judged before it is refused"))
+    run, mine = copied(chosen, tmp_path / "run", {}), tmp_path / "mine"
+    before = (run / "policy.npz").read_bytes()
+    with pytest.raises(RunError, match=r"name another folder, such as .*run/selection"):
+        neubay.select(run, out=run)
+    assert (run / "policy.npz").read_bytes() == before
+    mine.mkdir()
+    shutil.copy(run / "policies" / "clone.npz", mine / "policy.npz")
+    with pytest.raises(RunError, match="holds the candidate 'today'"):
+        neubay.select(run, candidates={"today": mine}, out=mine)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="file: cannot be written"):
+        neubay.select(run, out=tmp_path / "file")
+    neubay.select(run, out=run / "selection")  # where `neubay train` writes too
+
+
+def with_another_clone(run: Path, target: Path) -> Path:
+    """The same run, whose clone acts otherwise."""
+    copied(run, target, {})
+    path = target / "policies" / "clone.npz"
+    policy = neubay.load_policy(path)
+    policy.mode = jax.tree.map(lambda leaf: 2 * leaf, policy.mode)
+    policy.save(path)
+    return target
+
+
+def test_all_are_compared_with_the_best_clone_whatever_the_order(
+    chosen: Path, tmp_path: Path
+) -> None:
+    runs = [chosen, with_another_clone(chosen, tmp_path / "other")]
+    one, other = (selection.select(order).record for order in (runs, runs[::-1]))
+    clones = {each["name"]: each for each in one["candidates"] if each["is_clone"]}
+    assert clones.keys() == {"clone of run", "clone of other"}
+    best = max(clones.values(), key=lambda each: each["estimate"])
+    margin = one["protocol"]["sanity"]["margin"]
+    assert best["gain_over_clone"] == pytest.approx(-margin)
+    gains = ("estimate", "gain_over_data", "gain_over_clone")
+    for ours, theirs in zip(one["candidates"], other["candidates"], strict=True):
+        assert [ours[name] for name in gains] == [theirs[name] for name in gains]
+    assert one["protocol"] == other["protocol"] and one["reasons"][0] == other["reasons"][0]
+
+
+def test_a_task_of_other_data_is_refused_by_name(chosen: Path) -> None:
+    task = get_task("pendulum")
+    others = {
+        "state_size 7, and the data has 3": {"state_size": 7},
+        r"actions 1 in \[-1, 1\], and the data has 1 in \[-2, 2\]": {
+            "actions": ContinuousActions.symmetric(1)
+        },
+        "horizon 100, and the data has 200": {"horizon": 100},
+    }
+    for why, change in others.items():
+        with pytest.raises(NeubayError, match=f"task 'pendulum': does not fit the data: {why}"):
+            neubay.select(chosen, task=dataclasses.replace(task, **change))
+    with pytest.raises(NeubayError, match="judge_seed -1: must be at least 0"):
+        neubay.select(chosen, data=data(), judge_seed=-1)
 
 
 def test_another_rule_is_judged_anew(chosen: Path, tmp_path: Path) -> None:
@@ -196,6 +287,17 @@ def test_runs_of_other_data_or_tasks_are_refused_by_name(chosen: Path, tmp_path:
     other = copied(chosen, tmp_path / "other", {"dataset": about["dataset"] | {"hash": "beef"}})
     with pytest.raises(RunError, match=r"other: of other data than .*run: beef"):
         selection.select([chosen, other])
+    facts = about["dataset"]["facts"] | {"horizon": 30}
+    shorter = about["dataset"] | {"hash": "beef", "facts": facts}
+    with pytest.raises(RunError, match="; its T is 30 and not 200; only"):
+        selection.select([chosen, copied(chosen, tmp_path / "shorter", {"dataset": shorter})])
+    policy = neubay.load_policy(other / "policy.npz")
+    unit = ContinuousActions.symmetric(1)
+    policy.task = dataclasses.replace(policy.task, actions=unit)
+    policy.save(other / "policy.npz")
+    bounds = r"; its actions are low \[-1.0\], high \[1.0\] and not low \[-2.0\], high \[2.0\]"
+    with pytest.raises(RunError, match=bounds):
+        selection.select([chosen, other])
     elsewhere = copied(chosen, tmp_path / "elsewhere", {"task": "cartpole"})
     with pytest.raises(RunError, match="of other task"):
         selection.select([chosen, elsewhere])
@@ -213,7 +315,7 @@ def test_a_run_without_its_judge_says_how_to_get_it(chosen: Path, tmp_path: Path
         selection.select(lost)
     assert selection.select(lost, data=data()).record == written(chosen / "selection")
     shutil.rmtree(lost / "selection")  # as neubay 0.2 left it
-    with pytest.raises(RunError, match=r"nothing of the data is kept.*--data"):
+    with pytest.raises(RunError, match=r"made with --no-select or by neubay 0.2.*--data"):
         selection.select(lost)
     with pytest.raises(RunError, match="has no judge of seed 7"):
         selection.select(chosen, judge_seed=7)
@@ -294,7 +396,7 @@ def test_learned_ends_are_judged_as_the_rule_would(ending: tuple[Dataset, Judge]
     blind = dataclasses.replace(judge, fitted=dataclasses.replace(judge.fitted, world=headless))
     found = selection.choose(candidates, blind, record, dataset.task).record
     assert found["protocol"]["termination"] == "none" and not found["protocol"]["vote"]
-    assert any("the judge has not learned it" in why for why in found["reasons"])
+    assert any("too few ends, or learning was switched off" in why for why in found["reasons"])
     assert all(each["length_mean"] == LONGEST for each in found["candidates"])
 
 
@@ -362,6 +464,39 @@ def test_an_interrupted_selection_is_resumed(
     assert ours == theirs
     assert resumed.summary["verdict"] == finished.summary["verdict"]
     tally(1, "resumed; the same verdict and numbers as without it")
+
+
+def test_a_finished_run_is_judged_where_it_was_not(
+    chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where it has no clone, that is trained; the agent is not."""
+    monkeypatch.setattr(experiment, "train_agent", lambda *_, **__: pytest.fail("trained again"))
+    run, whole = copied(chosen, tmp_path / "run", {}), read_json(chosen / "summary.json")
+    shutil.rmtree(run / "selection")
+    for clone in (run / "policies").glob("clone*"):
+        clone.unlink()
+    left_out = ("verdict", "chosen", "estimate", "lower", "upper", "clone")
+    bare = {name: value for name, value in whole.items() if name not in left_out}
+    (run / "summary.json").write_text(json.dumps(bare))
+    said: list[str] = []
+
+    def go(select: SelectionConfig | None) -> experiment.Result:
+        return experiment.run(data(), tiny(), run, select=select, tell=said.append)
+
+    assert go(None).summary == bare and not said
+    go(SelectionConfig(baseline=False))
+    assert "no clone was judged" in written(run / "selection")["reasons"][0]
+    found = go(SelectionConfig()).summary
+    assert written(run / "selection") == written(chosen / "selection")
+    assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+    seconds = found["seconds"]
+    assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
+    assert sum("it is judged now" in line for line in said) == 2
+    monkeypatch.setattr(selection, "choose", lambda *_, **__: pytest.fail("judged again"))
+    go(SelectionConfig())
+    (run / "selection" / "selection.json").write_text("{}")
+    with pytest.raises(RunError, match="damaged; remove it, and the same command judges again"):
+        go(SelectionConfig())
 
 
 def test_a_damaged_answer_is_judged_again(chosen: Path, tmp_path: Path) -> None:

@@ -98,8 +98,8 @@ def test_a_record_is_kept_in_a_file(tmp_path: Path) -> None:
 
 def test_the_incumbent_is_a_part_of_the_episodes() -> None:
     record = DataRecord.of(logged([5, 7, 9]))
-    chosen = record.only(np.array([2, 0]))
-    assert chosen.limit.tolist() == [9, 5]
+    chosen = record.only(np.array([2, 0, 2]))
+    assert chosen.limit.tolist() == [5, 9], "each once"
     np.testing.assert_array_equal(chosen.window_return, record.window_return)
     with pytest.raises(NeubayError, match="no episode 3; the data has the episodes 0 to 2"):
         record.only(np.array([3]))

@@ -119,6 +119,8 @@ def in_words(clone: dict[str, Any]) -> str:
             f"{clone['held_out_markov']:.3f} without"
         )
     share = clone.get("best_share", 1.0)
+    if clone["memory"] == "none" and "held_out_memory" in clone:
+        compared += "; memory has no clear advantage, so the simpler one is taken"
     of = "the clone" if share == 1 else f"the clone of the best {share:.0%} of the data"
     return f"{of} is the one {kind}: held-out log-likelihood {compared}"
 

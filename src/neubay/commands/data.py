@@ -10,6 +10,7 @@ from neubay.commands.data_display import (
     counted,
     print_json,
     progress_bar,
+    show_episodes,
     show_findings,
     show_list,
     show_summary,
@@ -17,6 +18,7 @@ from neubay.commands.data_display import (
 )
 from neubay.commands.options import NO_FLAGS, Belongs, File, Switch, described, named_data
 from neubay.commands.text import Console, harmless, say, told
+from neubay.errors import ConfigError
 
 # Other imports of ours happen inside the commands: `--help` answers at once.
 
@@ -69,17 +71,25 @@ def info(
     belongs: Belongs = NO_FLAGS,
     png: File = None,
     json: Annotated[str | None, described("FILE")] = None,
+    episodes: Switch = False,
 ) -> None:
     """Episodes, returns, lengths, coverage, hash, score and category of a dataset.
 
     Args:
         png: Draw returns, lengths, states and actions to this file (.png, .pdf or .svg).
         json: Write every figure to this file; '-' prints them instead of the text.
+        episodes: Print a line for every episode instead: its number, as 'neubay select --incumbent'
+            takes it, its first row, steps and return.
     """
     from neubay.data.summary import summarise
 
-    tell = told(Console(stderr=json == "-"))
-    summary = summarise(named_data(dataset, belongs, tell))
+    if episodes and (png is not None or json is not None):
+        raise ConfigError("--episodes: prints lines alone; leave --png and --json out")
+    found = named_data(dataset, belongs, told(Console(stderr=episodes or json == "-")))
+    if episodes:
+        show_episodes(found)
+        return
+    summary = summarise(found)
     if json == "-":
         print_json(summary.record())
     else:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.padding import Padding
 from rich.table import Table
 
-from neubay.commands.text import Console, escape
+from neubay.commands.text import Console, escape, say
 from neubay.report.parts.numbers import number
 
 if TYPE_CHECKING:
+    from neubay.data.dataset import Dataset
     from neubay.data.findings import Finding
     from neubay.data.summary import Coverage, Spread, Summary
 
@@ -59,6 +60,15 @@ def show_summary(summary: "Summary") -> None:
     console.print(f"\n[bold]Returns[/] of all episodes{cut}")
     for line in text_histogram(summary.returns.histogram_with_cut):
         console.print("  " + line, no_wrap=True, crop=True)
+
+
+def show_episodes(dataset: "Dataset") -> None:
+    """A line for every episode, for people and for programs that read columns."""
+    first = dataset.flat.row.searchsorted(dataset.bounds[0])  # of the rows that hold steps
+    columns = (each.tolist() for each in (first, dataset.lifetimes, dataset.returns))
+    say(f"{'episode':>8} {'first row':>10} {'steps':>8} {'return':>14}")
+    for episode, (row, steps, earned) in enumerate(zip(*columns, strict=True)):
+        say(f"{episode:>8} {row:>10} {steps:>8} {earned:>14.6g}")
 
 
 def _facts(summary: "Summary") -> Iterator[tuple[str, str]]:

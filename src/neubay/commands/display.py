@@ -19,6 +19,7 @@ from rich.table import Table
 
 from neubay.commands.text import Console, escape, told
 from neubay.config import WorldConfig
+from neubay.errors import damage_reported
 from neubay.runs.files import read_json
 from neubay.runs.progress import (
     agent_lines,
@@ -28,7 +29,7 @@ from neubay.runs.progress import (
     world_lines,
     world_text,
 )
-from neubay.runs.rundir import SELECTION_FILE, VERDICTS
+from neubay.runs.rundir import KEPT, SELECTION_FILE, VERDICTS
 from neubay.runs.signals import Stopped
 from neubay.runs.tracking import Row, Tracker
 
@@ -128,8 +129,8 @@ def show_decision(console: Console, written: dict[str, Any], folder: Path | None
     console.print(table)
     word = written["verdict"]
     colour = {"deploy": "green", "copy": "cyan"}.get(word, "yellow")
-    chosen = escape(written["chosen"])
-    console.print(f"[bold {colour}]{word}[/] ({chosen}): {VERDICTS[word]}", soft_wrap=True)
+    who = (KEPT if word == "keep" else "({})").format(escape(written["chosen"]))
+    console.print(f"[bold {colour}]{word}[/] {who}: {VERDICTS[word]}", soft_wrap=True)
     for reason in written["reasons"]:
         console.print(f"  {reason}", markup=False, soft_wrap=True)
     if folder is not None:
@@ -140,15 +141,21 @@ def show_selection(console: Console, folder: Path) -> None:
     """The same of a selection that was kept, where there is one."""
     path = folder / SELECTION_FILE
     if path.exists():
-        show_decision(console, read_json(path), folder)
+        with damage_reported(path):
+            show_decision(console, read_json(path), folder)
 
 
 @contextlib.contextmanager
-def stopped(console: Console, command: str) -> Iterator[None]:
-    """Say how to resume where the user or the system stops a training."""
+def stopped(console: Console, command: str, *, keeps: bool = True) -> Iterator[None]:
+    """Say how to resume where the user or the system stops a training, or how to begin again what
+    keeps nothing."""
     try:
         yield
     except KeyboardInterrupt as stop:
+        if not keeps:
+            text = f"stopped; nothing of it is saved without --out; to begin again: {command}"
+            console.print(text, markup=False, soft_wrap=True)
+            raise
         whole = isinstance(stop, Stopped)
         kept = "everything up to here is saved" if whole else "stopped after the last checkpoint"
         console.print(f"{kept}; to resume: {command}", markup=False, soft_wrap=True)

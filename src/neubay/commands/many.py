@@ -37,7 +37,8 @@ def run_side_by_side(
     jobs: int | None = None,
     address: str | None = None,
 ) -> int:
-    """Do all that is not finished; how many runs failed."""
+    """Do all that is not finished, or not judged as it should be; how many runs failed."""
+    from neubay.experiment import lacks_verdict
     from neubay.runs import rundir
     from neubay.sweeps.cores import available
     from neubay.sweeps.dispatch import Dispatch
@@ -46,7 +47,12 @@ def run_side_by_side(
     from neubay.sweeps.sweep import make_engine
 
     plan.begin()
-    to_do = [each for each in wanted if not rundir.is_finished(each.directory)]
+    to_do = [
+        each
+        for each in wanted
+        if not rundir.is_finished(each.directory)
+        or (plan.select is not None and lacks_verdict(each.directory, plan.select))
+    ]
     for each in wanted:
         if each not in to_do:
             console.print(f"{each.directory}: finished before", markup=False, soft_wrap=True)

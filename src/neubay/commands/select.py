@@ -15,7 +15,9 @@ from neubay.errors import ConfigError, NeubayError
 # Other imports of ours happen inside the command: `--help` answers at once.
 
 
-Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
+Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], described("RUN ...")]
+MOST_EPISODES = 10_000_000
+"""Numbers in --incumbent at most."""
 
 
 def select(
@@ -34,28 +36,29 @@ def select(
 
     Args:
         runs: Run directories of 'neubay train'.
-        out: Where to write selection.json and the chosen policy.npz; by default nowhere.
+        out: Folder for selection.json and the chosen policy.npz; without it nothing is written.
         data: The dataset, needed where no run has kept what selection needs.
         judge_seed: Decides the episodes that the judge is fitted on, its starts and random keys.
-        incumbent: The episodes of today's controller, where the log holds several: 0-99,150.
+        incumbent: Episodes of today's controller as 'data info --episodes' numbers them: 0-99,150.
     """
     if not runs:
         raise NeubayError("name run directories of the same data")
     from neubay import selection
     from neubay.config import WorldConfig
 
-    console = Console()
+    console, task = Console(), _task(belongs, data)
+    compared = None if incumbent is None else episodes(incumbent)
     with (
-        stopped(console, shlex.join(["neubay", *sys.argv[1:]])),
+        stopped(console, shlex.join(["neubay", *sys.argv[1:]]), keeps=out is not None),
         world_progress(console, WorldConfig()) as judge_progress,
         stage_bar(console) as progress,
     ):
         selected = selection.select(
             runs,
             data=None if data is None else named_data(data, belongs, told(console)),
-            task=_task(belongs),
+            task=task,
             judge_seed=judge_seed,
-            incumbent=None if incumbent is None else episodes(incumbent),
+            incumbent=compared,
             out=out,
             progress=lambda name, share: progress("selection", share),
             judge_progress=judge_progress,
@@ -64,22 +67,38 @@ def select(
     show_decision(console, selected.record, out)
 
 
-def _task(belongs: TaskFlags) -> Any:
+def _task(belongs: TaskFlags, data: str | None) -> Any:
+    """The task whose rule ends episodes; none: the data's own. Flags that say how data is read are
+    refused where none is."""
+    from neubay.data.sources import NO_TASK
     from neubay.tasks import get_task
 
     chosen = belongs.chosen()
+    if data is None and (chosen == NO_TASK or belongs.action_bounds is not None):
+        flags = "--task none" if chosen == NO_TASK else "--action-low, --action-high"
+        raise ConfigError(
+            f"{flags}: how data is read, and none is: name it too (--data), or leave them out, as "
+            "runs know what theirs was"
+        )
+    if chosen == NO_TASK:
+        return None
     return get_task(chosen) if isinstance(chosen, str) else chosen
 
 
 def episodes(text: str) -> list[int]:
-    """Numbers of episodes: 0-99,150."""
-    found: list[int] = []
+    """Numbers of episodes, such as 0-99,150, each once and in order."""
+    found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
-            found += range(int(first), int(last if dash else first) + 1)
+            begin, end = int(first), int(last if dash else first)
         except ValueError:
             raise ConfigError(
                 f"--incumbent {text}: expected numbers of episodes such as 0-99,150"
             ) from None
-    return found
+        if end < begin:
+            raise ConfigError(f"--incumbent {text}: {first}-{last} ends before it begins")
+        if end - begin >= MOST_EPISODES:
+            raise ConfigError(f"--incumbent {text}: {first}-{last} is more episodes than logs have")
+        found.update(range(begin, end + 1))
+    return sorted(found)

@@ -103,7 +103,7 @@ def train(arguments: list[str]) -> int:
             checkpoint_seconds=flags.checkpoint_seconds,
         )
     if finished:
-        console.print("[bold]finished before[/]: nothing was trained, this is its result")
+        console.print("[bold]finished before[/]: its agent is as it was, this is its result")
     _summary(console, result.summary, directory)
     show_selection(console, directory / rundir.SELECTION)
     return 0
@@ -248,7 +248,8 @@ def run_shown(
 
 def _summary(console: Console, summary: dict[str, Any], directory: Path) -> None:
     table = Table.grid(padding=(0, 2))
-    posterior = summary["posterior"]
+    judged = "estimate" in summary  # of whole episodes, beside which the posterior's is no news
+    posterior = None if judged else summary["posterior"]
     if summary["return_mean"] is not None:
         score = "" if summary["score"] is None else f"   score {summary['score']:.1f}"
         table.add_row(

@@ -50,9 +50,11 @@ JUDGE_REFERENCE = "judge.json"
 VERDICTS = {
     "deploy": "better than the data and than a clone of it, as far as the judge can tell",
     "copy": "nothing is surely better; a clone of the data is not worse than the data",
-    "keep": "keep your controller: nothing is surely better",
+    "keep": "nothing is surely better than what acted in the data",
 }
 """What the words of a selection mean."""
+KEPT = "your controller (judged best: {})"
+"""What is kept where the word is keep: of the policies that were judged, none is meant."""
 _UNFINISHED: dict[Any, str] = {
     1: "an unfinished run of layout 1, which kept no checkpoints: there is nothing to resume; "
     "choose another --out, or remove it",

@@ -1,14 +1,16 @@
 """What is judged: the policies that runs have kept, and those that a user brings."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from neubay.errors import RunError
+from neubay.errors import NeubayError, RunError
 from neubay.policy import Policy, load_policy
 from neubay.runs import rundir
-from neubay.runs.files import file_hash, read_json
+from neubay.runs.files import file_hash, read_json, read_note
 from neubay.runs.rundir import Run
 from neubay.runs.tracking import read_json_lines
 from neubay.runs.values import is_number
@@ -106,7 +108,13 @@ def _told(metrics: Path) -> dict[int | None, dict[str, float]]:
 
 
 def _named_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Names that tell every candidate from the others."""
+    """Names that tell every candidate from the others: of several clones of a kind, each says of
+    which run it is, and what is still called alike gets a number."""
+    alike = Counter(each.name for each in candidates if each.name in _CLONES.values())
+    candidates = [
+        replace(each, name=f"{each.name} of {each.run}") if alike[each.name] > 1 else each
+        for each in candidates
+    ]
     names: dict[str, int] = {}
     apart = []
     for candidate in candidates:
@@ -114,6 +122,33 @@ def _named_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
         name = candidate.name if number == 1 else f"{candidate.name} {number}"
         apart.append(replace(candidate, name=name))
     return apart
+
+
+def brought(name: str, source: Any) -> Candidate:
+    """A candidate of a user's own: a policy, the path of one's file, or something to call."""
+    if not isinstance(name, str) or not name.strip():
+        raise NeubayError(f"a candidate is named {name!r}: give it a name")
+    if isinstance(source, str | Path):
+        path = Path(source)
+        path = path / rundir.POLICY_FILE if path.is_dir() else path
+        with naming(name):
+            load_policy(path)  # what is wrong with it is said before anything is judged
+        return Candidate(name, path)
+    if not (isinstance(source, Policy) or callable(source) or hasattr(source, "predict")):
+        raise NeubayError(
+            f"candidate '{name}': got {type(source).__name__}; expected a policy, the path of "
+            "one's file, a function of observations, or an object with a method 'predict'"
+        )
+    return Candidate(name, source)
+
+
+@contextlib.contextmanager
+def naming(candidate: str) -> Iterator[None]:
+    """What is wrong inside is said of a candidate."""
+    try:
+        yield
+    except NeubayError as error:
+        raise NeubayError(f"candidate '{candidate}': {error}") from error.__cause__
 
 
 def check_same_data(runs: Sequence[Run]) -> None:
@@ -128,9 +163,33 @@ def check_same_data(runs: Sequence[Run]) -> None:
                 known = [_at(each.about, ("dataset", "name")) for each in (first, run)]
                 raise RunError(
                     f"{run.directory}: of other {what} than {first.directory}: {theirs} ("
-                    f"{known[1]}), not {ours} ({known[0]}); only policies of the same data and "
-                    "task can be compared"
+                    f"{known[1]}), not {ours} ({known[0]}){_differing(run, first)}; only policies "
+                    "of the same data and task can be compared"
                 )
+
+
+def _differing(run: Run, other: Run) -> str:
+    """What is known of a difference between the data of two runs: it may be the same file, read
+    with another T or other bounds."""
+    horizons = [_at(each.about, ("dataset", "facts", "horizon")) for each in (run, other)]
+    actions = [_actions(each) for each in (run, other)]
+    differing = ""
+    if horizons[0] != horizons[1]:
+        differing += "; its T is {} and not {}".format(*horizons)
+    if None not in actions and actions[0] != actions[1]:
+        differing += "; its actions are {} and not {}".format(*actions)
+    return differing
+
+
+def _actions(run: Run) -> str | None:
+    """Bounds or number of the actions, as the run's policy has them."""
+    policy = run.directory / rundir.POLICY_FILE
+    if not policy.exists():
+        return None
+    found = read_note(policy).get("actions")
+    if not isinstance(found, dict):
+        return None
+    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 def _at(about: dict, path: tuple[str, ...]) -> object:

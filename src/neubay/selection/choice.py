@@ -6,26 +6,28 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from neubay import data as sources
-from neubay.config import WorldConfig, default_preset, resolve, validated
+from neubay.config import SelectionConfig, WorldConfig, default_preset, resolve, validated
 from neubay.data.dataset import Dataset
-from neubay.errors import NeubayError, RunError
+from neubay.data.layout import describe_bounds
+from neubay.errors import NeubayError, RunError, refusal_reported
 from neubay.policy import Policy, load_policy
 from neubay.runs import rundir
-from neubay.runs.files import atomic, atomic_write_json, read_arrays, save_arrays
+from neubay.runs.files import PARTIAL, atomic, atomic_write_json, read_arrays, save_arrays
 from neubay.runs.messages import Tell, log
 from neubay.runs.signals import deferred_signals, stop_if_signalled
 from neubay.runs.values import finite
-from neubay.selection.candidates import Candidate, check_same_data, of_runs
+from neubay.selection.candidates import Candidate, brought, check_same_data, naming, of_runs
 from neubay.selection.judge import Judge, fit_judge, load_judge
 from neubay.selection.protocol import Predict, Rollouts, Trial
 from neubay.selection.record import FLOOR_LEVEL, DataRecord, load_record
-from neubay.selection.verdict import Gains, Judged, Sanity, Verdict, decide, ranked
-from neubay.tasks import Task, get_task, list_tasks, published_settings
+from neubay.selection.verdict import Gains, Judged, Sanity, Verdict, compared, decide, ranked
+from neubay.tasks import ContinuousActions, Task, get_task, list_tasks, published_settings
 from neubay.world.pool import Show
 
 LAYOUT = 1
@@ -61,7 +63,7 @@ class Selection:
 def select(
     runs: Sequence[Path | str] | Path | str = (),
     *,
-    candidates: Mapping[str, Policy | Predict] | None = None,
+    candidates: Mapping[str, Policy | Path | str | Predict] | None = None,
     data: Dataset | Path | str | None = None,
     task: Task | None = None,
     judge_seed: int = 0,
@@ -75,39 +77,43 @@ def select(
 
     Args:
         runs: run directories of the same data; every policy that they kept is a candidate.
-        candidates: more of them by name: policies, or functions from observations (k, s) to actions
-            (k, a), in the units of the environment.
+        candidates: more of them by name: policies, paths of their files, or functions from
+            observations (k, s) to actions (k, a), in the units of the environment.
         data: the dataset, or what its name or path stands for; needed where no run has kept what
             selection needs, or no judge of that seed.
-        task: the task of the data, where it has a termination rule and is not registered.
+        task: the task of the data, where it has a termination rule and is not registered; of the
+            data's sizes, units and T.
         judge_seed: decides the judge's members and their episodes, starts and keys.
         incumbent: the episodes of today's controller, by number, where the log holds several.
-        out: a folder for selection.json and policy.npz.
+        out: a folder for selection.json and policy.npz, which is no run directory.
         progress, judge_progress: are given the progress of judging, and of fitting a judge.
     """
+    validated(SelectionConfig, {"judge_seed": judge_seed}, "neubay.select")
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     looked = [rundir.opened(Path(path)) for path in paths]
     if looked:
         check_same_data(looked)
     dataset = sources.load(data) if isinstance(data, str | Path) else data
-    found = of_runs(looked)
-    for name, source in (candidates or {}).items():
-        if any(name == each.name for each in found):
-            raise NeubayError(
-                f"candidate '{name}': a policy of the runs has that name; give another"
-            )
-        found.append(Candidate(name, source))
+    found = [*of_runs(looked), *(brought(*each) for each in (candidates or {}).items())]
+    if taken := {each.name for each in found if each.run} & (candidates or {}).keys():
+        raise NeubayError(
+            f"candidate '{min(taken)}': a policy of the runs has that name; give another"
+        )
     if not found:
         where = ", ".join(map(str, paths)) or "nothing was named"
         raise NeubayError(f"no policy to judge: {where}. Name runs that kept some")
+    if out is not None:
+        _check_out(Path(out), found)
     record = _record(looked, dataset)
+    of = _task(record, task, found, dataset)
+    _check_sizes(found, of)
     with deferred_signals():
         judge = _judge(looked, dataset, record, judge_seed, judge_progress, tell)
         return choose(
             found,
             judge,
             record,
-            _task(record, task, found, dataset),
+            of,
             incumbent=incumbent,
             out=None if out is None else Path(out),
             known=[run.directory / rundir.SELECTION for run in looked],
@@ -128,15 +134,14 @@ def choose(
     again: bool = False,
     progress: Progress = lambda name, share: None,
 ) -> Selection:
-    """Judge the candidates and decide; what was judged before under the same protocol is not judged
-    again.
+    """Judge the candidates and decide; what was judged before under the same protocol is not
+    judged again.
 
     Args:
         incumbent: the episodes of today's controller, with which candidates are compared.
         known: folders of earlier selections.
         again: judge anew what was judged before, as its rule of termination may have been another.
     """
-
     whole = _trial(judge, record, task).calibrated()
     trial = whole
     if incumbent is not None:
@@ -149,25 +154,29 @@ def choose(
         judged.append(court.judge(candidate))
         stop_if_signalled()
     progress("the data's own behaviour", 1 - 1 / total)
-    clone = next((candidate for candidate in candidates if candidate.is_clone), None)
-    sanity = None
-    if clone is not None:
-        # The clone is of all the data, whoever it is compared with.
-        sanity = Sanity.of(
-            whole_court.judge(clone, deterministic=False),
-            whole.data_returns,
-            whole.reproduce(),
-            clone=whole_court.judge(clone),
-            steps=float(whole.record.limit[whole.episode].mean()),
-        )
+    clone = compared(judged)
+    # The clone is of all the data, whoever it is compared with.
+    sanity = None if clone is None else _sanity(clone.candidate, whole, whole_court)
     stop_if_signalled()
     verdict = decide(judged, trial.data_returns, sanity, _objections(judge, record, task))
     progress("done", 1.0)
     chosen = next(each for each in candidates if each.name == verdict.chosen)
     written = _written(judged, verdict, sanity, trial, judge)
+    written["protocol"]["incumbent"] = None if incumbent is None else sorted(map(int, {*incumbent}))
     if out is not None:
         _save(written, chosen, out)
     return Selection(written, chosen.policy(), out)
+
+
+def _sanity(clone: Candidate, trial: Trial, court: "_Court") -> Sanity:
+    """What the judge says of the data's own behaviour."""
+    return Sanity.of(
+        court.judge(clone, deterministic=False),
+        trial.data_returns,
+        trial.reproduce(),
+        clone=court.judge(clone),
+        steps=float(trial.record.limit[trial.episode].mean()),
+    )
 
 
 def estimate(policy: Path, judge: Judge, dataset: Dataset, *, out: Path | None = None) -> float:
@@ -193,8 +202,9 @@ def _objections(judge: Judge, record: DataRecord, task: Task) -> list[str]:
         )
     if record.terminals and judge.ended_by(task) == "none":
         found.append(
-            "the data has terminal states, no rule says where an episode ends, and the judge has "
-            "not learned it (from too few ends it cannot); give a task with a rule (--task-file)"
+            "the data has terminal states, no rule says where an episode ends, and the judge could "
+            "not learn it: too few ends, or learning was switched off; give a task with a rule "
+            "(--task-file)"
         )
     return found
 
@@ -231,10 +241,8 @@ class _Court:
         digest = candidate.digest
         rollouts = None if digest is None else self._found(self._name(digest, deterministic))
         if rollouts is None:
-            try:
+            with naming(candidate.name):
                 rollouts = self.trial.roll(candidate.policy(), deterministic=deterministic)
-            except NeubayError as error:
-                raise NeubayError(f"candidate '{candidate.name}': {error}") from None
             if digest is not None and self.folders:
                 path = self.folders[0] / self._name(digest, deterministic)
                 save_arrays(path, rollouts._asdict(), {"layout": LAYOUT})
@@ -266,7 +274,7 @@ def _written(
     judge: Judge,
 ) -> dict[str, Any]:
     """selection.json."""
-    record, clone = trial.record, next((each for each in judged if each.candidate.is_clone), None)
+    record, clone = trial.record, compared(judged)
 
     def gains(each: Judged) -> dict[str, float | None]:
         found = Gains.of(each, trial.data_returns, clone, sanity)
@@ -306,18 +314,42 @@ def _written(
 
 def _save(written: dict[str, Any], chosen: Candidate, out: Path) -> None:
     """The chosen policy, then selection.json: where it is, the selection is finished."""
-    target = out / rundir.POLICY_FILE
-    try:
-        (out / rundir.SELECTION_FILE).unlink(missing_ok=True)  # of another selection
-        target.unlink(missing_ok=True)
-        if isinstance(chosen.source, Path):
+    target, other = out / rundir.POLICY_FILE, out / rundir.SELECTION_FILE
+    with refusal_reported(RunError, f"{out}: cannot be written"):
+        if isinstance(chosen.source, Path | Policy):
             with atomic(target) as draft:
-                shutil.copyfile(chosen.source, draft)
-        elif isinstance(chosen.source, Policy):
-            chosen.source.save(target)
-        atomic_write_json(out / rundir.SELECTION_FILE, written)
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+                if isinstance(chosen.source, Path):
+                    shutil.copyfile(chosen.source, draft)
+                else:
+                    chosen.source.save(draft)
+                other.unlink(missing_ok=True)  # of the selection that is replaced
+            if isinstance(chosen.source, Policy):
+                chosen.source.path = target
+        else:
+            other.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)  # a function is in no file
+        atomic_write_json(other, written)
+
+
+def _check_out(out: Path, candidates: Sequence[Candidate]) -> None:
+    """Refuse a folder that the selection would damage, or that cannot be written, before anything
+    is judged."""
+    if rundir.is_run(out):
+        raise RunError(
+            f"{out}: is a run directory, whose {rundir.POLICY_FILE} a selection would replace; "
+            f"name another folder, such as {out / rundir.SELECTION} or a new one (--out)"
+        )
+    target = (out / rundir.POLICY_FILE).resolve()
+    for each in candidates:
+        if isinstance(each.source, Path) and each.source.resolve() == target:
+            raise RunError(
+                f"{out}: holds the candidate '{each.name}', which the chosen policy would replace; "
+                "name another folder (--out)"
+            )
+    with refusal_reported(RunError, f"{out}: cannot be written", "; name another folder (--out)"):
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".select.", suffix=PARTIAL, dir=out):
+            pass
 
 
 # --- What runs and data have ---------------------------------------------------------------------
@@ -336,9 +368,11 @@ def _record(runs: Sequence[rundir.Run], dataset: Dataset | None) -> DataRecord:
         path = run.directory / rundir.SELECTION / rundir.DATA_FILE
         if path.exists():
             return load_record(path)
+    if not runs:
+        raise RunError("no run was named that could tell of the data: name the data (data)")
     raise RunError(
-        f"{runs[0].directory if runs else 'no run'}: nothing of the data is kept there, as by "
-        "neubay 0.2 and with --no-select: name the data (--data)"
+        f"{runs[0].directory}: has kept nothing of the data for a judge, as it was made with "
+        "--no-select or by neubay 0.2: name the data (--data)"
     )
 
 
@@ -383,9 +417,15 @@ def _task(
     candidates: Sequence[Candidate],
     dataset: Dataset | None,
 ) -> Task:
-    """Sizes and units from the data or from a policy's file; the rule from the registered task."""
-    if given is not None or dataset is not None:
-        return given or dataset.task  # type: ignore[union-attr]
+    """Sizes and units from the data or from a policy's file; the rule from the registered task, or
+    from the one that is given, which must fit."""
+    if given is not None:
+        known = _task_of_file(candidates, record) if dataset is None else dataset.task
+        if known is not None:
+            _refuse_misfit(f"task '{given.name}'", given, known, {"horizon": lambda of: of.horizon})
+        return given
+    if dataset is not None:
+        return dataset.task
     if record.task in {task.name for task in list_tasks()}:
         return get_task(record.task)
     if record.rule:
@@ -393,9 +433,42 @@ def _task(
             f"the task '{record.task}' has a termination rule and is not registered here: give it "
             "(--task-file)"
         )
-    policy = next(
-        source if isinstance(source, Policy) else load_policy(source)
-        for source in (candidate.source for candidate in candidates)
-        if isinstance(source, Policy | Path)
-    )
-    return replace(policy.task, horizon=record.horizon)
+    found = _task_of_file(candidates, record)
+    if found is None:
+        raise NeubayError(f"no policy of a run tells the sizes of '{record.task}': name the data")
+    return found
+
+
+def _task_of_file(candidates: Sequence[Candidate], record: DataRecord) -> Task | None:
+    """Sizes and units as a policy of the runs has them, if there is one."""
+    of_a_run = (each.source for each in candidates if each.run is not None)
+    policy = next((load_policy(each) for each in of_a_run if isinstance(each, Path)), None)
+    return None if policy is None else replace(policy.task, horizon=record.horizon)
+
+
+def _check_sizes(candidates: Sequence[Candidate], task: Task) -> None:
+    """Refuse a policy that a user brings whose sizes or units are others."""
+    for each in candidates:
+        if each.run is None and isinstance(each.source, Path | Policy):
+            policy = load_policy(each.source) if isinstance(each.source, Path) else each.source
+            _refuse_misfit(f"candidate '{each.name}'", policy.task, task)
+
+
+def _refuse_misfit(what: str, ours: Task, wanted: Task, more: Mapping[str, Any] = {}) -> None:
+    """Refuse what does not fit the data, and say where: in sizes, in units, or in more."""
+    for name, of in {"state_size": _states, "actions": _actions, **more}.items():
+        if of(ours) != of(wanted):
+            raise NeubayError(
+                f"{what}: does not fit the data: {name} {of(ours)}, and the data has {of(wanted)}"
+            )
+
+
+def _states(task: Task) -> int:
+    return task.state_size
+
+
+def _actions(task: Task) -> str:
+    space = task.actions
+    if isinstance(space, ContinuousActions):
+        return f"{space.size} in {describe_bounds(space.low, space.high)}"
+    return f"{space.n}, by number"

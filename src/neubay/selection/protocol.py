@@ -12,7 +12,8 @@ What a member calls noise is in part its own error, which the members' disagreem
 So the noise is scaled to what the log leaves for it (`Trial.calibrated`).
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -324,26 +325,32 @@ class Trial:
         act, memory = remembering(predict), None
         while np.asarray(sums.running).any():
             stop_if_signalled()
-            actions, memory = act(np.asarray(inputs.state), memory, np.asarray(inputs.start))
+            seen, starts = np.asarray(inputs.state), np.asarray(inputs.start)
+            with _failure_reported(predict):
+                actions, memory = act(seen, memory, starts)
             unit = self.task.to_unit(self._checked(actions))
             sums, inputs = _one_step(self.conditions, sums, inputs, jnp.asarray(unit, jnp.float32))
         return sums
 
     def _checked(self, actions: Any) -> np.ndarray:
         """What a user's policy returned, as one action for each observation."""
-        count = len(self.conditions.limit)
-        shape = (count,) if self.task.actions.kind == "discrete" else (count, -1)
+        count, size = len(self.conditions.limit), self.task.actions.size
+        discrete = self.task.actions.kind == "discrete"
+        shape = (count,) if discrete else (count, size)
+        flat = discrete or size == 1  # one number is an action
         try:
-            found = np.asarray(actions).reshape(shape)
-            finite = bool(np.isfinite(found).all())
-        except (TypeError, ValueError):
+            found = np.asarray(actions)
+            got, finite = str(found.shape), bool(np.isfinite(found).all())
+        except (TypeError, ValueError):  # none, words, or rows of several lengths
+            found, got, finite = np.empty(0), type(actions).__name__, True
+        if found.shape not in ([(count,), (count, 1)] if flat else [shape]):
             raise NeubayError(
-                f"it was given {count:,} observations and returned {np.shape(actions)}, not one "
-                "action for each"
-            ) from None
+                f"it was given {count:,} observations and returned {got}, not one action for each: "
+                f"{shape}"
+            )
         if not finite:
             raise NeubayError("it returned actions that are not finite")
-        return found
+        return found.reshape(shape)
 
     def _rollouts(self, sums: Sums) -> Rollouts:
         """Raw returns, the floor below what follows a cut."""
@@ -428,6 +435,23 @@ def draw_starts(record: DataRecord, count: int, seed: int) -> Int[np.ndarray, " 
     count = min(count, len(order))
     offset = np.random.default_rng(seed).random()
     return order[((np.arange(count) + offset) * len(order) / count).astype(np.int64)]
+
+
+@contextlib.contextmanager
+def _failure_reported(predict: Predict) -> Iterator[None]:
+    """What a user's policy raises, whatever it is, is said to be its own."""
+    try:
+        yield
+    except NeubayError:
+        raise
+    except Exception as error:
+        called = ""
+        if hasattr(predict, "predict"):
+            called = (
+                "; it is called as predict(observations, state=..., episode_start=...), and "
+                "returns actions and state"
+            )
+        raise NeubayError(f"it failed: {type(error).__name__}: {error}{called}") from error
 
 
 def remembering(predict: Predict) -> Callable[[np.ndarray, Any, np.ndarray], tuple[Any, Any]]:

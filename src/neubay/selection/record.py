@@ -117,8 +117,8 @@ class DataRecord:
         return np.minimum(low, 0.0) if ends or self.can_terminate else low
 
     def only(self, episodes: Shaped[np.ndarray, " chosen"]) -> "DataRecord":
-        """The same of some episodes alone, such as those of today's controller."""
-        count = len(self.limit)
+        """The same of some episodes alone, such as those of today's controller; each once."""
+        count, episodes = len(self.limit), np.unique(episodes)
         wrong = episodes[~np.isin(episodes, np.arange(count))]
         if len(wrong) or not len(episodes):
             what = f"there is no episode {wrong[0]}" if len(wrong) else "it names no episode"

@@ -36,6 +36,9 @@ KNOWN = 0.5
 granted what the data earned at the least. Where all of the data is good, that is nearly as good,
 and a policy that leaves the data at once would live on it."""
 
+_IN_WHICH = "in the episodes that are judged"
+"""What the data earned is otherwise that of all its episodes."""
+
 Word = Literal["deploy", "copy", "keep"]
 
 
@@ -281,6 +284,14 @@ def ranked(candidates: Sequence[Judged]) -> list[Judged]:
     return sorted(candidates, key=lambda judged: -judged.estimate)
 
 
+def compared(candidates: Sequence[Judged]) -> Judged | None:
+    """The clone that all are compared with, if there is one. Of several, as when runs of other
+    sizes bring theirs, it is the best: the one with the highest estimate, of equal ones the first
+    by name. So the order in which runs are named decides nothing."""
+    clones = [judged for judged in candidates if judged.candidate.is_clone]
+    return min(clones, key=lambda judged: (-judged.estimate, judged.name), default=None)
+
+
 def decide(
     candidates: Sequence[Judged],
     data_returns: Float[np.ndarray, " starts"],
@@ -288,35 +299,38 @@ def decide(
     objections: Sequence[str] = (),
 ) -> Verdict:
     """The verdict. `objections` say why the judge has no vote, beside what `sanity` says. Of those
-    that may be chosen it is the one with the highest lower end: a high estimate may rest on what
-    the judge does not know. Nor is any chosen, if it can be helped, of which the judge loses sight
-    more often than not."""
+    that pass for `deploy` it is the one with the highest estimate, by which they are ranked: what
+    the judge does not know has its say in whether they pass. What else is named, such as the clone
+    to copy, is what has the highest lower end. None is, if it can be helped, of which the judge
+    loses sight more often than not."""
     data = float(data_returns.mean())
     by_lower = sorted(candidates, key=lambda judged: (not judged.known, -judged.lower))
     best = by_lower[0]
-    clone = next((judged for judged in candidates if judged.candidate.is_clone), None)
+    clone = compared(candidates)
     no_vote = list(objections)
     if clone is None or sanity is None:
         no_vote.append(
-            "no clone was judged, so nothing shows that the judge can reproduce the data; train "
-            "one (leave out --no-baseline), or add a run with --variant bc"
+            "no clone was judged, so nothing shows that the judge can reproduce the data; give the "
+            "run's 'neubay train' again without --no-baseline, which trains one and judges, or "
+            "name a run of --variant bc too"
         )
     elif not sanity.reproduced:
         no_vote.append(
             f"the judge cannot reproduce the data: of actions like the data's it says "
-            f"{_interval(sanity)}, and the data earned {_number(sanity.data)}{_replayed(sanity)}"
+            f"{_interval(sanity)}, and the data earned {_number(sanity.data)} {_IN_WHICH}"
+            f"{_replayed(sanity)}"
         )
     if no_vote or clone is None:
         reasons = [f"The judge has no vote: {why}." for why in no_vote]
         return Verdict("keep", best.name, reasons, vote=False)
     assert sanity is not None
     said = f"The judge says {_interval(sanity)} of actions like the data's, which earned "
-    reasons = [f"{said}{_number(sanity.data)}{_replayed(sanity)}."]
+    reasons = [f"{said}{_number(sanity.data)} {_IN_WHICH}{_replayed(sanity)}."]
     gains = {judged.name: Gains.of(judged, data_returns, clone, sanity) for judged in by_lower}
     sure = [judged for judged in by_lower if gains[judged.name].sure]
     passing = [judged for judged in sure if judged.known]
     if passing:
-        chosen = passing[0]
+        chosen = ranked(passing)[0]
         return Verdict(
             "deploy", chosen.name, [*reasons, _told(chosen, gains[chosen.name], sanity.margin)]
         )
@@ -339,33 +353,39 @@ def _copied(clones: Sequence[Judged], data: float, sanity: Sanity) -> tuple[Judg
     """The first clone that is good enough where little is granted after the judge has become
     unsure, less what the judge is off; and why it is copied, or none is."""
     enough = data - NOT_WORSE * abs(data)
+    # Where candidates are compared with other episodes than the judge is checked on.
+    where = _IN_WHICH if data == sanity.data else "in the incumbent's episodes"
+    earned = f"{_number(data)} {where}"
     for copy in clones:
         if copy.known and copy.floor - sanity.drift >= enough:
             return copy, (
-                f"{_cloning(copy)} gets {_number(copy.estimate)}, not worse than the data's "
-                f"{_number(data)} by more than {NOT_WORSE:.0%}."
+                f"{_cloning(copy)} is estimated at {_number(copy.estimate)}, not worse by more "
+                f"than {NOT_WORSE:.0%} than the data, which earned {earned}."
             )
     nearest = max(clones, key=lambda judged: (judged.known, judged.floor))
-    copied = f"{_cloning(nearest)} gets {_number(nearest.estimate)}"
+    copied = f"{_cloning(nearest)} is estimated at {_number(nearest.estimate)}"
     if not nearest.known:
-        cut = float(nearest.rollouts.cut.mean())
-        lost = f"{cut:.0%} of its rollouts leave what the judge knows"
+        lost = _lost(nearest)
         return None, f"{copied}, but {lost}, too many to believe it: keep your controller."
     if nearest.estimate >= enough:
         sure = _number(nearest.floor - sanity.drift)
-        copied += f", and {sure} without what is unsure and what the judge is off"
-    return None, f"{copied}, worse than the data's {_number(data)}: keep your controller."
+        only = f"but only {sure} is certain; the data earned {earned}"
+        return None, f"{copied}, {only}: keep your controller."
+    return None, f"{copied}, worse than the data, which earned {earned}: keep your controller."
 
 
 def _out_of_sight(sure: Sequence[Judged]) -> str:
     """Why candidates with a gain are not deployed."""
     first = max(sure, key=lambda judged: judged.lower)
-    cut = float(first.rollouts.cut.mean())
     others = f", like those of {len(sure) - 1} more" if len(sure) > 1 else ""
     return (
-        f"{first.name} is promised more ({_interval(first)}), but {cut:.0%} of its rollouts leave "
-        f"what the judge knows{others}: too many to believe it."
+        f"{first.name} is promised more ({_interval(first)}), but {_lost(first)}{others}: too many "
+        "to believe it."
     )
+
+
+def _lost(judged: Judged) -> str:
+    return f"{float(judged.rollouts.cut.mean()):.0%} of its rollouts go where the judge is unsure"
 
 
 def _cloning(copy: Judged) -> str:
@@ -375,15 +395,21 @@ def _cloning(copy: Judged) -> str:
 def _told(judged: Judged, gains: Gains, margin: float) -> str:
     over_data, over_clone = gains
     assert over_clone is not None
-    cut = float(judged.rollouts.cut.mean())
-    off = f" ({_number(margin)} by which the judge is off on the data is taken off both)"
+    off = f" ({_number(margin)}, the judge's own error on the data, is subtracted from both)"
     decides = any(gain <= 0 < gain + margin for gain in (over_data, over_clone))
     return (
-        f"{judged.name} is estimated at {_interval(judged)}; its gain over the data is at least "
-        f"{_number(over_data)}, over cloning at least {_number(over_clone)}"
+        f"{judged.name} is estimated at {_interval(judged)}; it {_at_least(over_data)} than the "
+        f"data, and {_at_least(over_clone)} than cloning"
         + (off if decides else "")
-        + (f"; {cut:.0%} of its rollouts leave what the judge knows." if cut else ".")
+        + (f"; {_lost(judged)}." if judged.rollouts.cut.any() else ".")
     )
+
+
+def _at_least(gain: float) -> str:
+    """The lower end of a gain, in words."""
+    if gain > 0:
+        return f"is at least {_number(gain)} better"
+    return f"may be up to {_number(abs(gain))} worse"
 
 
 def _replayed(sanity: Sanity) -> str:

@@ -148,7 +148,9 @@ def _no_environment(run: RunRecord) -> list[Notice]:
         return []
     summary = run.summary or {}
     text = "So no score can be measured, and the posterior's own estimate is all there is."
-    if posterior := summary.get("posterior"):
+    if run.decision is not None:  # the posterior's counts other steps, up to where it is unsure
+        text = "So no score can be measured: returns are estimated by the judge of the selection."
+    elif posterior := summary.get("posterior"):
         text = (
             f"The posterior expects a return of {posterior['return_mean']:,.1f} ± "
             f"{posterior['return_std']:,.1f}; the data's is {summary['data_return_mean']:,.1f}."

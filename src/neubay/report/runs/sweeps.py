@@ -135,6 +135,13 @@ def _score_note(datasets: Sequence[Data], published_too: bool) -> str:
         "Marked: not significantly worse than it by Welch's one-sided t-test (p < 0.05); groups "
         "of a single seed are not tested."
     )
+    if counts == [0]:
+        runs = [run for data in datasets for group in data.groups for run in group.runs]
+        finished = any(run.status == "finished" for run in runs)
+        simulated = any(run.environment is not None for run in runs)
+        why = "was evaluated" if simulated else "has an environment"
+        why = f"no run {why if finished else 'is finished'}"
+        note = f"Nothing was measured: {why}."
     judged = [run for data in datasets for run in data.main.runs if run.decision]
     if judged:
         best = any(run.best_clone_result is not None for run in judged)

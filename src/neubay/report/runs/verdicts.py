@@ -36,6 +36,11 @@ class Decision:
         return rundir.VERDICTS[self.verdict]
 
     @property
+    def meant(self) -> str:
+        """What is to be deployed, copied or kept."""
+        return rundir.KEPT.format(self.chosen) if self.verdict == "keep" else self.chosen
+
+    @property
     def best(self) -> dict[str, Any]:
         """The chosen candidate."""
         return next(each for each in self.candidates if each["name"] == self.chosen)

@@ -126,11 +126,14 @@ def condense(documents: Sequence[Entry]) -> Entry:
 
 
 def _again(entry: Entry, later: Sequence[Entry]) -> bool:
-    """All of it is in an entry that follows, as when a study is repeated with more runs."""
-    names = {each["name"] for each in entry["candidates"]}
+    """All of it is in an entry that follows, as when a study is repeated with more runs. Of several
+    clones, each says of which run it is."""
+
+    def names(of: Entry) -> set[str]:
+        return {each["name"].partition(" of ")[0] for each in of["candidates"]}
+
     return any(
-        each["data"]["hash"] == entry["data"]["hash"]
-        and names <= {candidate["name"] for candidate in each["candidates"]}
+        each["data"]["hash"] == entry["data"]["hash"] and names(entry) <= names(each)
         for each in later
         if each is not entry
     )

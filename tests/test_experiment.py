@@ -42,8 +42,9 @@ def test_a_run_leaves_what_it_promises(finished: experiment.Result) -> None:
     described = json.loads((directory / "run.json").read_text())
     facts = described["dataset"]["facts"]
     asked = settle(tiny(), validated(Facts, facts)).model_dump()
-    for later, usual in (("average", 0.0), ("termination", "auto"), ("resample", False)):
-        assert asked["world"].pop(later) == usual  # left out, as before there was a choice
+    later = {"average": 0.0, "termination": "auto", "resample": False, "prior": 0.0}
+    for name, usual in later.items():
+        assert asked["world"].pop(name) == usual  # left out, as before there was a choice
     assert asked["rollout"].pop("simulator") is False and asked["rollout"].pop("widen") == 0.0
     assert asked["agent"].pop("best_share") == 1.0
     assert described["config"] == asked

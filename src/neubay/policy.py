@@ -10,7 +10,7 @@ The reward is part of the history that a policy adapts to, so every later step n
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -305,10 +305,8 @@ def load_policy(path: str | Path) -> Policy:
     # Critics are no part of a policy, however many the note says there were, nor is what it was
     # averaged from.
     config = updated(note.agent, {"heads": 1, "target_heads": 1, "average_share": 0})
-    agent = agents.make(task.state_size, task.actions.size, task.actions.kind, config)
-    policy = Policy(
-        agent, agent.init(jax.random.key(0)), task, note.agent, ranges, note.dataset, names
-    )
+    begun = _begun(task.state_size, task.actions.size, task.actions.kind, config)
+    policy = Policy(*begun, task, note.agent, ranges, note.dataset, names)
     arrays, static = eqx.partition(policy.mode, eqx.is_array)
     absent = _is_affine if about["layout"] == 1 else None
     loaded, _ = load_arrays(path, arrays, absent)
@@ -319,6 +317,16 @@ def load_policy(path: str | Path) -> Policy:
     policy._sample = dataclasses.replace(policy.mode, deterministic=False)
     policy.path, policy.provenance = path, note.provenance
     return policy
+
+
+@functools.lru_cache(maxsize=2)
+def _begun(
+    state_size: int, action_size: int, kind: Literal["continuous", "discrete"], config: AgentConfig
+) -> tuple[agents.Agent, agents.AgentState]:
+    """An agent whose weights a file then replaces; made once for files of the same sizes, such as
+    those of a run and of its clones."""
+    agent = agents.make(state_size, action_size, kind, config)
+    return agent, agent.init(jax.random.key(0))
 
 
 def _task_of(note: _Note) -> Task:

@@ -159,7 +159,7 @@ def test_a_history_begins_with_the_first_whole_observation(policy: Policy, data:
     np.testing.assert_allclose(
         actions[0], policy.predict(seen[0], first, reward=1.0)[0], rtol=1e-4, atol=1e-5
     )
-    # Without any reward so far there is no history to go on with.
+    # Without any reward so far there is no history to continue.
     _, state, check = guard.predict(seen)
     actions, state, check = guard.predict(seen, state, reward=np.array([np.nan, 1.0]))
     np.testing.assert_array_equal(check.broken, [True, False])

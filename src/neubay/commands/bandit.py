@@ -32,7 +32,7 @@ def bandit(
     out: Path | None = None,
     penalties: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03),
     encoder_lr: float | None = None,
-    memory: Literal["lru", "gated", "none"] | None = None,
+    memory: Literal["preset", "lru", "gated", "none"] = "preset",
     theory: Switch = False,
     epsilon: float = 0.1,
     beta: float = 0.01,
@@ -54,7 +54,7 @@ def bandit(
         out: Directory to write to; runs/bandit-PRESET-seedS if not given.
         penalties: Values of lambda; 0 is the Bayesian agent.
         encoder_lr: Learning rate of the recurrent encoder; the preset's unless given.
-        memory: The agent's memory, 'none' for the Markov agent; the preset's unless given.
+        memory: The agent's memory: the preset's, another, or 'none' for the Markov agent.
         theory: Compute the theorem instead.
         epsilon: Theory: by how much the uncertain arm differs from 1/2.
         beta: Theory: share of the data's pulls that are of the uncertain arm.
@@ -70,7 +70,7 @@ def bandit(
         return _theory(console, epsilon, beta, data_size, gamma, out)
     chosen = preset or default_preset()
     directory = out or Path("runs") / f"bandit-{chosen}-seed{seed}"
-    asked = {"encoder_lr": encoder_lr, "memory": memory}
+    asked = {"encoder_lr": encoder_lr, "memory": None if memory == "preset" else memory}
     agent = {name: value for name, value in asked.items() if value is not None}
     command = _command({"preset": chosen, "seed": seed, "out": directory, **agent}, penalties)
     with stopped(console, command):

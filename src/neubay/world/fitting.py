@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from neubay.config import WorldConfig, updated
+from neubay.config import WorldConfig, prior_of, updated
 from neubay.data.dataset import Dataset
 from neubay.devices import choices
 from neubay.errors import WorldError, reason
@@ -34,7 +34,7 @@ from neubay.world.fitted import (
 )
 from neubay.world.model import Scaler, World
 from neubay.world.pool import CHECKPOINT_SECONDS, Course, Pauses, Show, State, train_pool
-from neubay.world.termination import learn_termination, settled, tell_quality
+from neubay.world.termination import ended_by, learn_termination, tell_quality
 from neubay.world.training import select
 from neubay.world.transitions import fit_scaler
 
@@ -43,6 +43,15 @@ SHARDS, SHARDS_FILE = "shards", "shards.json"
 that says which they are."""
 Elsewhere = Callable[[WorldConfig, Path, Show], State]
 """Trains a pool with these settings, resumed from a folder of its own, and gives its end."""
+
+
+def settled(config: WorldConfig, dataset: Dataset) -> WorldConfig:
+    """The configuration as far as it makes a difference to the world: with heads, or without; and
+    with what follows from the data."""
+    learned = ended_by(dataset, config) == "learned"
+    termination = "learned" if learned else "auto"
+    prior = prior_of(config, dataset.facts)
+    return config.model_copy(update={"termination": termination, "prior": prior})
 
 
 def world_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:

@@ -22,7 +22,7 @@ import optax
 import scipy  # it imports its parts where they are first used: half a second less at every start
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from neubay.config import EndedBy, WorldConfig, prior_of
+from neubay.config import EndedBy, WorldConfig
 from neubay.data.dataset import Dataset
 from neubay.errors import WorldError
 from neubay.runs.messages import Tell
@@ -98,15 +98,6 @@ def tell_quality(fitted: FittedWorld, tell: Tell) -> None:
         f"on held-out episodes with {record.held_out_ends:,} ends: precision {precision}, recall "
         f"{recall}, {1000 * record.false_alarms:.2g} false alarms per 1,000 other steps"
     )
-
-
-def settled(config: WorldConfig, dataset: Dataset) -> WorldConfig:
-    """The configuration as far as it makes a difference to the world: with heads, or without; and
-    with what follows from the data."""
-    learned = ended_by(dataset, config) == "learned"
-    termination = "learned" if learned else "auto"
-    prior = prior_of(config, dataset.facts)
-    return config.model_copy(update={"termination": termination, "prior": prior})
 
 
 def count_ends(dataset: Dataset) -> int:

@@ -32,7 +32,7 @@ from neubay.config import (
     settle,
 )
 from neubay.data.dataset import Dataset
-from neubay.devices.together import run_together
+from neubay.devices.together import at_once, run_together
 from neubay.errors import ConfigError, RunError
 from neubay.experience import batch_shape, rollout_rules
 from neubay.oracle import check_simulator, simulated_world
@@ -325,13 +325,20 @@ def _select(
     settings, judged_as = judged
     folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
     world_progress, stage_progress, tell = shown
-    with tracking.clock(seconds, "clone"):
-        about = _clones(dataset, config, settings, policies, shown) if settings.baseline else {}
-    with tracking.clock(seconds, "judge"):
-        judge = selection.fit_judge(
-            dataset, judged_as, seed=settings.judge_seed, progress=world_progress, tell=tell
-        )
-        atomic_write_json(folder / rundir.JUDGE_REFERENCE, judge.reference())
+
+    def clones() -> dict[str, Any]:
+        return _clones(dataset, config, settings, policies, shown) if settings.baseline else {}
+
+    def fit_judge() -> selection.Judge:
+        seed, show = settings.judge_seed, world_progress
+        return selection.fit_judge(dataset, judged_as, seed=seed, progress=show, tell=tell)
+
+    with at_once([clones, fit_judge]) as (cloned, judged_by):
+        with tracking.clock(seconds, "clone"):
+            about = cloned()
+        with tracking.clock(seconds, "judge"):  # what is still waited for
+            judge = judged_by()
+    atomic_write_json(folder / rundir.JUDGE_REFERENCE, judge.reference())
     with tracking.clock(seconds, "selection"):
         record = selection.DataRecord.of(dataset)
         record.save(folder / rundir.DATA_FILE)

@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,3 +176,31 @@ def test_a_signal_stops_all_and_they_are_resumed(
             jax.tree.leaves(neubay.load_policy(run / "policy.npz").mode)[-1],
             atol=1e-5,
         )
+
+
+def test_tasks_are_done_at_once_and_what_one_raises_waits_for_the_others() -> None:
+    """Two that wait for each other end, so they are done side by side; the block ends with the last
+    of them, also where one has failed."""
+    there, ended = [threading.Event(), threading.Event()], []
+
+    def meets(place: int) -> int:
+        there[place].set()
+        assert there[1 - place].wait(20)
+        return place
+
+    with together.at_once([partial(meets, 0), partial(meets, 1)]) as results:
+        assert [result() for result in results] == [0, 1]
+
+    def fails() -> None:
+        raise ValueError("failed")
+
+    def is_slow() -> None:
+        time.sleep(0.2)
+        ended.append(True)
+
+    with (
+        pytest.raises(ValueError, match="failed"),
+        together.at_once([fails, is_slow]) as (failed, _),
+    ):
+        failed()
+    assert ended == [True]

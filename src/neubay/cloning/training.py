@@ -149,7 +149,7 @@ class Cloning:
         inputs = constants(self.dataset, config.agent)
         inputs = inputs if self.past_actions else _without_actions(inputs, task)
         state = agent.init(jax.random.key(config.seed), inputs)
-        nothing = jnp.full(len(self.unseen.steps), -jnp.inf)
+        nothing = jnp.full(len(self.unseen.steps), -jnp.inf, jnp.float32)  # as later ones are
         begun = Progress(state, state.actor, nothing, jnp.int32(0))
         candidate = Candidate(agent, batch_shape(task, config), begun)
         candidate.check(self.unseen, 0)

@@ -1,15 +1,19 @@
-"""Several trainings on one device: their updates as one program, for devices that one training
-leaves partly idle.
+"""Work side by side on one machine.
 
-Each training is a thread that runs unchanged code, and one of them runs at a time. At an update it
-waits until all others have come to theirs; then one call makes the steps of all, side by side, and
-each continues with its own result. A training that has ended is not waited for.
+`at_once` does tasks that know nothing of each other, each in a thread: much of what XLA does on a
+CPU (compiling, small matrices) keeps one core busy.
+
+`run_together` is for devices that one training leaves partly idle: the updates of several trainings
+as one program. Each training is a thread that runs unchanged code, and one of them runs at a time.
+At an update it waits until all others have come to theirs; then one call makes the steps of all,
+side by side, and each continues with its own result. A training that has ended is not waited for.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +36,46 @@ Update = Callable[[Any, Any, Any], Steps]
 """(agent, state, tapes) -> agent.update(state, tapes), alone or with others."""
 
 
+@contextlib.contextmanager
+def at_once(tasks: Sequence[Callable[[], Any]]) -> Iterator[list[Callable[[], Any]]]:
+    """Begin all tasks, each in a thread; of each, a function is given that waits for its result.
+    What a task raises is raised there, once all have ended. The block ends when all tasks have.
+
+    Signals that the caller has deferred are seen by all; a second one ends the process at once, and
+    with it the threads.
+    """
+    outcomes: list[Any] = [None] * len(tasks)
+
+    def run(place: int) -> None:
+        try:
+            outcomes[place] = tasks[place]()
+        except BaseException as error:
+            outcomes[place] = _Raised(error)
+
+    def join() -> None:
+        for thread in threads:
+            thread.join()
+
+    def result(place: int) -> Any:
+        threads[place].join()
+        if isinstance(outcome := outcomes[place], _Raised):
+            join()
+            raise outcome.error
+        return outcome
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    yield [partial(result, place) for place in range(len(tasks))]
+    join()
+
+
+class _Raised(NamedTuple):
+    """What a task raised in the place of a result."""
+
+    error: BaseException
+
+
 def run_together(trainings: Sequence[Callable[[Update], Result]]) -> list[Result]:
     """Run trainings, each a function of how its updates are made, and give their results.
 
@@ -39,27 +83,17 @@ def run_together(trainings: Sequence[Callable[[Update], Result]]) -> list[Result
     caller has deferred are seen by all.
     """
     meeting = _Meeting(len(trainings))
-    outcomes: list[Any] = [None] * len(trainings)
 
-    def run(place: int) -> None:
+    def run(place: int) -> Result:
         with meeting.turn:
             try:
-                outcomes[place] = trainings[place](partial(meeting.update, place))
-            except BaseException as error:
-                outcomes[place] = error
+                return trainings[place](partial(meeting.update, place))
             finally:
                 meeting.leave()
 
-    # A second signal ends the process at once, and with it these threads.
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(trainings))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return outcomes
+    with at_once([partial(run, place) for place in range(len(trainings))]) as results:
+        pass
+    return [result() for result in results]
 
 
 class _Meeting:

@@ -15,6 +15,7 @@ from neubay import data as sources
 from neubay.config import SelectionConfig, WorldConfig, default_preset, resolve, validated
 from neubay.data.dataset import Dataset
 from neubay.data.layout import describe_bounds
+from neubay.devices.together import at_once
 from neubay.errors import NeubayError, RunError, refusal_reported
 from neubay.policy import Policy, load_policy
 from neubay.runs import rundir
@@ -30,6 +31,8 @@ from neubay.selection.verdict import Gains, Judged, Sanity, Verdict, compared, d
 from neubay.tasks import ContinuousActions, Task, get_task, list_tasks, published_settings
 from neubay.world.pool import Show
 
+THREADS = 2
+"""That judge candidates: what is judged by each fits into memory beside the others."""
 LAYOUT = 1
 """Version of selection.json and of the results kept beside it."""
 
@@ -148,12 +151,8 @@ def choose(
         record = record.only(np.asarray(incumbent))
         trial = _trial(judge, record, task).with_noise(whole.noise)
     whole_court, court = (_Court(each, judge, out, known, again) for each in (whole, trial))
-    judged, total = [], len(candidates) + 1
-    for number, candidate in enumerate(candidates):
-        progress(candidate.name, number / total)
-        judged.append(court.judge(candidate))
-        stop_if_signalled()
-    progress("the data's own behaviour", 1 - 1 / total)
+    judged = court.judge_all(candidates, progress)
+    progress("the data's own behaviour", 1 - 1 / (len(candidates) + 1))
     clone = compared(judged)
     # The clone is of all the data, whoever it is compared with.
     sanity = None if clone is None else _sanity(clone.candidate, whole, whole_court)
@@ -247,6 +246,30 @@ class _Court:
                 path = self.folders[0] / self._name(digest, deterministic)
                 save_arrays(path, rollouts._asdict(), {"layout": LAYOUT})
         return Judged(candidate, rollouts)
+
+    def judge_all(self, candidates: Sequence[Candidate], progress: Progress) -> list[Judged]:
+        """Policies of ours in threads, as a rollout keeps one core busy; a user's functions one
+        after the other, in the thread that they were brought in."""
+        judged: list[Judged | None] = [None] * len(candidates)
+        ours = [i for i, each in enumerate(candidates) if isinstance(each.source, Path | Policy)]
+        left, total = iter(ours), len(candidates) + 1
+
+        def judge(place: int) -> None:
+            stop_if_signalled()
+            progress(candidates[place].name, sum(each is not None for each in judged) / total)
+            judged[place] = self.judge(candidates[place])
+
+        def take() -> None:  # the iterator gives each candidate to one thread
+            for place in left:
+                judge(place)
+
+        with at_once([take] * min(THREADS, len(ours))) as done:
+            for wait in done:
+                wait()
+        for place in sorted({*range(len(candidates))} - {*ours}):
+            judge(place)
+        stop_if_signalled()
+        return [each for each in judged if each is not None]
 
     def _name(self, digest: str, deterministic: bool) -> str:
         text = json.dumps([*self.identity, digest, deterministic])

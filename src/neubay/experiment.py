@@ -324,20 +324,22 @@ def _select(
     is resumed where it was interrupted. The time goes into `seconds`."""
     settings, judged_as = judged
     folder, policies = directory / rundir.SELECTION, directory / rundir.POLICIES
-    world_progress, stage_progress, tell = shown
+    _, stage_progress, tell = shown
 
     def clones() -> dict[str, Any]:
         return _clones(dataset, config, settings, policies, shown) if settings.baseline else {}
 
-    def fit_judge() -> selection.Judge:
-        seed, show = settings.judge_seed, world_progress
-        return selection.fit_judge(dataset, judged_as, seed=seed, progress=show, tell=tell)
+    def show_judge(fit: world.Progress) -> None:
+        if fit.stage == "training" and fit.most_epochs:
+            stage_progress("judge", (fit.epoch + fit.share) / fit.most_epochs)
 
-    with at_once([clones, fit_judge]) as (cloned, judged_by):
-        with tracking.clock(seconds, "clone"):
-            about = cloned()
-        with tracking.clock(seconds, "judge"):  # what is still waited for
-            judge = judged_by()
+    def fit_judge() -> selection.Judge:
+        seed = settings.judge_seed
+        return selection.fit_judge(dataset, judged_as, seed=seed, progress=show_judge, tell=tell)
+
+    clock = tracking.clock(seconds, "clone and judge")
+    with clock, at_once([clones, fit_judge]) as (cloned, judged_by):
+        about, judge = cloned(), judged_by()
     atomic_write_json(folder / rundir.JUDGE_REFERENCE, judge.reference())
     with tracking.clock(seconds, "selection"):
         record = selection.DataRecord.of(dataset)

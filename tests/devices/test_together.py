@@ -20,7 +20,7 @@ from neubay import experiment
 from neubay.devices import together
 from neubay.errors import ConfigError, RunError
 from neubay.runs.files import read_arrays
-from neubay.runs.signals import Stopped
+from neubay.runs.signals import Interrupted, Stopped, deferred_signals, stop_if_signalled
 from neubay.tasks import get_task
 
 
@@ -204,3 +204,36 @@ def test_tasks_are_done_at_once_and_what_one_raises_waits_for_the_others() -> No
     ):
         failed()
     assert ended == [True]
+
+
+def test_a_second_signal_leaves_no_task_behind() -> None:
+    """A process that ended while a task computes would abort."""
+    ended = []
+
+    def computes() -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+                stop_if_signalled()
+        finally:
+            time.sleep(0.3)  # the end of a device call
+            ended.append(True)
+
+    def signals() -> None:
+        for _ in range(2):
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stop, deferred_signals():  # noqa: SIM117
+        with together.at_once([computes, signals]) as (result, _):
+            result()
+    assert not isinstance(stop.value, Stopped) and ended == [True]
+
+
+def test_tasks_are_done_on_the_callers_device() -> None:
+    def chosen() -> Any:
+        return jax.config.jax_default_device  # type: ignore[attr-defined]
+
+    for device in (jax.devices()[0], None):
+        with jax.default_device(device), together.at_once([chosen]) as (result,):
+            assert result() == device

@@ -83,7 +83,7 @@ def test_a_run_ends_with_a_verdict(finished: experiment.Result) -> None:
     assert found["reasons"] and all(isinstance(reason, str) for reason in found["reasons"])
     for name in ("estimate", "lower", "upper"):
         assert summary[name] == best[name]
-    assert {"clone", "judge", "selection"} <= summary["seconds"].keys()
+    assert {"clone and judge", "selection"} <= summary["seconds"].keys()
     assert finished.chosen is not None and finished.chosen.ranges is not None
     # Which clone it was compared with.
     clone, told = read_json(directory / "policies" / "clone.json"), summary["clone"]

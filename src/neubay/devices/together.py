@@ -39,35 +39,46 @@ Update = Callable[[Any, Any, Any], Steps]
 @contextlib.contextmanager
 def at_once(tasks: Sequence[Callable[[], Any]]) -> Iterator[list[Callable[[], Any]]]:
     """Begin all tasks, each in a thread; of each, a function is given that waits for its result.
-    What a task raises is raised there, once all have ended. The block ends when all tasks have.
+    What a task raises is raised there, once all have ended. The block ends when all tasks have,
+    whatever ends it: a process that ends while they compute aborts.
 
-    Signals that the caller has deferred are seen by all; a second one ends the process at once, and
-    with it the threads.
+    Signals that the caller has deferred are seen by all tasks, which end at their next safe point.
     """
     outcomes: list[Any] = [None] * len(tasks)
+    # Waited for in the place of threads: of a `join` that a signal interrupts, Python 3.11 takes a
+    # thread for ended that is not.
+    ended = [threading.Event() for _ in tasks]
+    # The caller's device, which threads do not inherit.
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
 
     def run(place: int) -> None:
         try:
-            outcomes[place] = tasks[place]()
+            with jax.default_device(device):
+                outcomes[place] = tasks[place]()
         except BaseException as error:
             outcomes[place] = _Raised(error)
+        finally:
+            ended[place].set()
 
-    def join() -> None:
-        for thread in threads:
-            thread.join()
+    def wait_for_all() -> None:
+        for each in ended[:begun]:
+            each.wait()
 
     def result(place: int) -> Any:
-        threads[place].join()
+        ended[place].wait()
         if isinstance(outcome := outcomes[place], _Raised):
-            join()
+            wait_for_all()
             raise outcome.error
         return outcome
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    yield [partial(result, place) for place in range(len(tasks))]
-    join()
+    begun = 0
+    try:
+        for place in range(len(tasks)):
+            threading.Thread(target=run, args=(place,), daemon=True).start()
+            begun += 1
+        yield [partial(result, place) for place in range(len(tasks))]
+    finally:
+        wait_for_all()
 
 
 class _Raised(NamedTuple):

@@ -260,8 +260,13 @@ class _Court:
             judged[place] = self.judge(candidates[place])
 
         def take() -> None:  # the iterator gives each candidate to one thread
-            for place in left:
-                judge(place)
+            try:
+                for place in left:
+                    judge(place)
+            except BaseException:
+                for _ in left:  # nothing is left to the others: what is wrong is told now
+                    pass
+                raise
 
         with at_once([take] * min(THREADS, len(ours))) as done:
             for wait in done:

@@ -40,7 +40,8 @@ def test_paper_preset_of_each_benchmark() -> None:
 
 
 def test_cpu_preset_is_smaller_and_keeps_what_defines_the_method() -> None:
-    paper, cpu = preset("paper"), settle(preset("cpu"), FACTS)
+    paper = preset("paper")
+    cpu = settle(preset("cpu"), FACTS.model_copy(update={"foretold": 0.5}))
     assert cpu.world.pool < paper.world.pool and cpu.agent.steps < paper.agent.steps
     assert cpu.world.layer_norm and cpu.rollout.zeta == 1.0 and cpu.rollout.penalty == 0
     assert cpu.agent.memory in ("lru", "gated")
@@ -71,6 +72,8 @@ FACTS = Facts(horizon=1000, reward_rms=2.0)
         (Facts(horizon=5000, reward_rms=2.0), 0.997, 2 / math.sqrt(0.003), 100_000),
         (Facts(horizon=1, reward_rms=1.0), 0.25, 1 / math.sqrt(0.75), 8_000),
         (Facts(horizon=1000, reward_rms=0.0), 0.997, 1.0, 40_000),  # no reward, no unit
+        (Facts(horizon=1000, reward_rms=2.0, terminals=False), 0.99, 2 / math.sqrt(0.01), 40_000),
+        (Facts(horizon=200, reward_rms=6.0, terminals=False), 0.985, 6 / math.sqrt(0.015), 8_000),
     ],
 )
 def test_what_is_left_to_the_data_follows_by_rule(
@@ -92,6 +95,32 @@ def test_worlds_are_widened_where_actions_follow_from_states(foretold: float, wi
     assert settle(preset("paper"), facts).rollout.widen == 0.0  # as published
     for relative in ("mbpo", "mopo", "morel", "maple", "oracle"):
         assert settle(resolve(None, "cpu", relative), facts).rollout.widen == 0.0
+
+
+@pytest.mark.parametrize(
+    ("foretold", "terminals", "zeta"),
+    [(0.0, True, None), (0.09, True, None), (0.1, True, 1.0), (0.0, False, 1.0), (0.9, False, 1.0)],
+)
+def test_nothing_is_cut_where_random_actions_led_into_terminal_states(
+    foretold: float, terminals: bool, zeta: float | None
+) -> None:
+    facts = FACTS.model_copy(update={"foretold": foretold, "terminals": terminals})
+    assert settle(preset("cpu"), facts).rollout.cut == zeta
+    assert settle(preset("paper"), facts).rollout.cut == 1.0  # as published
+    for given in (None, 0.9):
+        asked = updated(preset("cpu"), {"rollout": {"zeta": given}})
+        assert settle(asked, facts).rollout.cut == given
+    with pytest.raises(ValueError, match="left to the data"):
+        _ = preset("cpu").rollout.cut
+    for relative, cut in (("mbpo", None), ("morel", 1.0), ("oracle", None)):
+        assert settle(resolve(None, "cpu", relative), facts).rollout.cut == cut
+
+
+@pytest.mark.parametrize("zeta", [2, -0.1, math.nan, "atuo", [], {}])
+def test_a_quantile_that_is_none_is_refused_in_one_sentence(zeta: Any) -> None:
+    words = r"^configuration: rollout\.zeta.*: must be a number from 0 to 1, 'auto' or none$"
+    with pytest.raises(ConfigError, match=words):
+        updated(preset("cpu"), {"rollout": {"zeta": zeta}})
 
 
 def test_what_is_given_is_not_left_to_the_data() -> None:

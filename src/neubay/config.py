@@ -10,14 +10,16 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from neubay.errors import ConfigError
 
 Preset = Literal["paper", "cpu"]
+UNSETTLED = "a setting is left to the data: `settle` was not called"
 Benchmark = Literal["locomotion", "adroit", "antmaze", "bandit", "cartpole", "other"]
 Variant = Literal[
     "neubay", "mbpo", "mopo", "morel", "maple", "markov", "sac", "bc", "bc-best", "oracle"
@@ -122,13 +124,24 @@ class WorldConfig(Section):
         return self
 
 
+def _quantile(value: Any) -> float | Literal["auto"] | None:
+    """A quantile, also as text, or what stands in its place."""
+    try:
+        if value in (None, "auto") or 0 <= float(value) <= 1:
+            return value if value in (None, "auto") else float(value)
+    except (TypeError, ValueError):
+        pass
+    raise PydanticCustomError("quantile", "must be a number from 0 to 1, 'auto' or none")
+
+
 class RolloutConfig(Section):
     """Imagination: Algorithm 2 and its ablations."""
 
     rollouts: int = Field(100, ge=1)
     """K, rollouts imagined in parallel."""
-    zeta: float | None = Field(1.0, ge=0, le=1)
-    """Quantile of U over the data beyond which a rollout is cut; none turns truncation off."""
+    zeta: Annotated[float | Literal["auto"] | None, BeforeValidator(_quantile)] = 1.0
+    """Quantile of U over the data beyond which a rollout is cut; none turns truncation off, auto
+    leaves it to the data (`settle`)."""
     horizon: int | None = Field(None, ge=1)
     """Fixed cap H on imagined steps; none for adaptive horizons."""
     penalty: float = Field(0.0, ge=0)
@@ -149,6 +162,13 @@ class RolloutConfig(Section):
     """Imagine in the task's simulator in place of the worlds, to see whether these or the agent
     limit a score: no offline learning."""
     later: ClassVar[frozenset[str]] = frozenset({"simulator", "widen"})
+
+    @property
+    def cut(self) -> float | None:
+        """zeta, once it is known."""
+        if self.zeta == "auto":
+            raise ValueError(UNSETTLED)
+        return self.zeta
 
 
 class AgentConfig(Section):
@@ -501,7 +521,7 @@ _CPU: dict[str, Any] = {
         "beta": 0.5,  # halves the error at equal time
         "prior": None,
     },
-    "rollout": {"rollouts": 50, "initial_share": 0.2, "widen": None},
+    "rollout": {"rollouts": 50, "initial_share": 0.2, "zeta": "auto", "widen": None},
     "agent": {
         "width": 64,
         "memory": "gated",
@@ -560,11 +580,13 @@ class Facts(Section):
     foretold: float = Field(0.0, le=1)
     """Share of the actions' variance that a linear function of the states foretells: 0 or less for
     random actions."""
+    terminals: bool = True
+    """Some step of it led into a terminal state."""
 
 
 STEPS_OF_HORIZON = 40
 SMALLEST_BUDGET, LARGEST_BUDGET = 8_000, 100_000
-LARGEST_GAMMA = 0.997
+LARGEST_GAMMA, ENDLESS_GAMMA = 0.997, 0.99
 WIDENED, LEAST_FORETOLD = 0.5, 0.1
 PRIOR, MOSTLY_FORETOLD = 0.5, 0.6
 
@@ -586,7 +608,9 @@ def prior_of(world: WorldConfig, facts: Facts) -> float:
 def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     """Fill in the settings that are left to the data.
 
-    gamma = 1 - 3 / T, at most 0.997: what lies within a third of the longest episode counts.
+    gamma = 1 - 3 / T, at most 0.997: what lies within a third of the longest episode counts, as an
+    early end costs all of it. Where no step of the data led into a terminal state at most 0.99, as
+    published: nothing that is done now can cost so much later, and values are learned sooner.
     value_unit = rms reward / sqrt(1 - gamma): between a reward and the sum of a whole episode's.
     steps = 40 T, at least 8,000 and at most 100,000: longer episodes are harder to learn, and take
     longer to imagine; networks need some thousands of steps for the shortest.
@@ -594,22 +618,29 @@ def settle(config: TrainConfig, facts: Facts) -> TrainConfig:
     widen = 1/2 where states foretell a tenth of the actions' variance or more, else 0: logs of
     policies show little of what other actions do, and policies must keep a distance from what only
     just works in their worlds; logs of random actions show it, and keeping a distance costs.
+    zeta = none where random actions led into terminal states, else 1: there nearly all that a
+    policy does at first ends soon, beyond the data. A cut before the end hides it, and what is
+    expected of a state at which rollouts are cut is never corrected.
     prior: see `prior_of`.
     """
     agent = config.agent
     gamma = agent.gamma
     if gamma is None:
-        gamma = min(1 - 3 / max(facts.horizon, 4), LARGEST_GAMMA)
+        largest = LARGEST_GAMMA if facts.terminals else ENDLESS_GAMMA
+        gamma = min(1 - 3 / max(facts.horizon, 4), largest)
     in_proportion = max(STEPS_OF_HORIZON * facts.horizon, SMALLEST_BUDGET)
     steps = agent.steps or min(in_proportion, LARGEST_BUDGET)
     unit = agent.value_unit or facts.reward_rms / math.sqrt(1 - gamma) or 1.0
     kappa = 0.5 if agent.kappa is None else agent.kappa
     changes = {"gamma": gamma, "steps": steps, "value_unit": unit, "kappa": kappa}
-    widen = config.rollout.widen
+    widen, zeta = config.rollout.widen, config.rollout.zeta
     if widen is None:
         widen = WIDENED if of_a_policy(facts.foretold) else 0.0
+    if zeta == "auto":
+        zeta = None if facts.terminals and not of_a_policy(facts.foretold) else 1.0
+    rollout = {"widen": widen, "zeta": zeta}
     world = {"prior": prior_of(config.world, facts)}
-    return updated(config, {"world": world, "agent": changes, "rollout": {"widen": widen}})
+    return updated(config, {"world": world, "agent": changes, "rollout": rollout})
 
 
 def later_defaults() -> dict[str, Any]:
@@ -629,7 +660,7 @@ def later_defaults() -> dict[str, Any]:
 def known(setting: Value | None) -> Value:
     """The value of a setting that `settle` has filled in."""
     if setting is None:
-        raise ValueError("a setting is left to the data: `settle` was not called")
+        raise ValueError(UNSETTLED)
     return setting
 
 

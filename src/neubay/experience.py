@@ -27,7 +27,7 @@ WARM_CALL = 50
 
 def rollout_rules(config: TrainConfig, dataset: Dataset, fitted: FittedWorld) -> Rules:
     """Algorithm 2's stopping criteria, with U(zeta) taken from the world's own data."""
-    zeta, termination = config.rollout.zeta, ended_by(dataset, config.world)
+    zeta, termination = config.rollout.cut, ended_by(dataset, config.world)
     if termination == "learned" and fitted.world.heads is None:
         raise WorldError(
             f"{dataset.name}: what ends an episode is to be learned, and this world did not learn "

@@ -101,7 +101,8 @@ def test_a_flag_that_only_fits_the_chosen_preset() -> None:
         ("--agent.heads 1", "agent: target_heads (2) exceeds heads (1)"),
         (
             "--rollout.zeta 2 --agent.kappa 3",
-            "--rollout.zeta 2: must be at most 1\n--agent.kappa 3: must be at most 1",
+            "--rollout.zeta 2: must be a number from 0 to 1, 'auto' or none\n"
+            "--agent.kappa 3: must be at most 1",
         ),
     ],
 )

@@ -300,14 +300,15 @@ class Dataset:
     @cached_property
     def facts(self) -> Facts:
         """What settings may follow from."""
-        squares = sum(
-            float(np.square(np.asarray(piece.reward, np.float64)).sum())
-            for _, piece in self.pieces()
-        )
+        squares, terminals = 0.0, False
+        for _, piece in self.pieces():
+            squares += float(np.square(np.asarray(piece.reward, np.float64)).sum())
+            terminals |= bool(np.asarray(piece.terminated).any())
         return Facts(
             horizon=self.task.horizon,
             reward_rms=math.sqrt(squares / max(self.transitions, 1)),
             foretold=self.foretold(self.world_rows),
+            terminals=terminals,
         )
 
     def foretold(self, rows: Int[np.ndarray, " rows"]) -> float:

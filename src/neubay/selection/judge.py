@@ -112,8 +112,10 @@ def judge_directory(dataset: Dataset, config: WorldConfig, seed: int) -> Path:
 
 
 def usual_zeta(dataset: Dataset) -> float | None:
-    """The cut of the data's benchmark, whatever a run's own is."""
-    return preset("cpu", published_settings(dataset.task, dataset.published)).rollout.zeta
+    """The cut of the data's benchmark, whatever a run's own is; 1 where that follows from the data:
+    a judge says where it has seen nothing."""
+    zeta = preset("cpu", published_settings(dataset.task, dataset.published)).rollout.zeta
+    return 1.0 if zeta == "auto" else zeta
 
 
 def load_judge(reference: Path) -> Judge:

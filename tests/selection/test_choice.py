@@ -1,6 +1,7 @@
 """A run ends with a verdict: its files, `neubay select`, resuming, and what is refused."""
 
 import dataclasses
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -29,7 +30,7 @@ from neubay.report.studies import guard_tables
 from neubay.runs import rundir
 from neubay.runs.files import read_json
 from neubay.runs.signals import Stopped
-from neubay.selection import Judge, Trial, judge_config, load_judge
+from neubay.selection import Judge, Trial, choice, judge_config, load_judge
 from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
@@ -218,6 +219,38 @@ def test_a_selection_replaces_no_run_and_no_candidate(
     with pytest.raises(RunError, match="file: cannot be written"):
         neubay.select(run, out=tmp_path / "file")
     neubay.select(run, out=run / "selection")  # where `neubay train` writes too
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"incumbent": np.arange(6) < 3}, "incumbent: got true and false"),
+        ({"incumbent": 3}, "incumbent: got 3"),
+        ({"incumbent": [[0, 1], [2]]}, "incumbent: got "),
+        ({"incumbent": [6]}, "no episode 6; the data has the episodes 0 to 5"),
+        ({"candidates": [lambda seen: seen]}, "candidates is of type list: give each a name"),
+        ({"out": ""}, "out is empty: name a folder"),
+        ({"out": " "}, "out is empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_judged(
+    chosen: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(choice, "_judge", lambda *_, **__: pytest.fail("a judge was looked for"))
+    monkeypatch.chdir(tmp_path)
+    unchecked = inspect.unwrap(neubay.select)  # by the types, as it is for a user
+    with pytest.raises(NeubayError, match=complaint):
+        unchecked(chosen, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_incumbent_may_be_an_array(chosen: Path) -> None:
+    found = neubay.select(chosen, incumbent=np.array([5, 0, 5]))
+    assert found.record["protocol"]["incumbent"] == [0, 5]
 
 
 def with_another_clone(run: Path, target: Path) -> Path:

@@ -43,7 +43,7 @@ from neubay.runs.files import atomic_write_json, read_json, tree_hash
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.runs.values import finite
+from neubay.runs.values import finite, is_number
 from neubay.tasks import published_settings
 from neubay.world import FittedWorld
 
@@ -478,18 +478,26 @@ def _world(
     return fitted, float(reference.get("seconds", 0.0))
 
 
-def lacks_verdict(directory: Path, select: SelectionConfig) -> bool:
-    """A finished run was not judged, or without the clone that is asked for now."""
+def lacks_verdict(directory: Path, select: SelectionConfig) -> str:
+    """Why a finished run is to be judged now: it was not, or without the clone or by another judge
+    than is asked for. Empty where nothing is missing."""
     path = directory / rundir.SELECTION / rundir.SELECTION_FILE
     of_ours = rundir.look(directory).about.get("layout") == rundir.LAYOUT
     if not of_ours or rundir.is_shown_only(directory):
-        return False
+        return ""
     if not path.exists():
-        return True
-    judged = read_json(path).get("candidates")
+        return "finished without a verdict"
+    found = read_json(path)
+    judged, seed = found.get("candidates"), found.get("protocol")
     if not isinstance(judged, list) or not all(isinstance(each, dict) for each in judged):
         raise RunError(f"{path}: damaged; remove it, and the same command judges again")
-    return select.baseline and not any(each.get("is_clone") for each in judged)
+    if select.baseline and not any(each.get("is_clone") for each in judged):
+        return "judged without a clone"
+    for name in ("judge", "seed"):
+        seed = seed.get(name) if isinstance(seed, dict) else None
+    if is_number(seed) and seed != select.judge_seed:
+        return f"judged with --judge-seed {seed}, and {select.judge_seed} is asked for"
+    return ""
 
 
 def _judge_later(
@@ -497,9 +505,9 @@ def _judge_later(
 ) -> None:
     """Train the clones of a finished run, judge its policies, and add that to its summary: where
     that is asked for now, and was not done."""
-    if judged is None or not lacks_verdict(directory, judged[0]):
+    if judged is None or not (why := lacks_verdict(directory, judged[0])):
         return
-    shown[-1](f"{directory}: finished without a verdict, or without a clone: it is judged now")
+    shown[-1](f"{directory}: {why}: it is judged now")
     summary = read_json(directory / rundir.SUMMARY_FILE)
     seconds = {name: value for name, value in summary["seconds"].items() if name != "total"}
     chosen = _select(dataset, config, judged, directory, seconds, shown)

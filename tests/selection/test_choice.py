@@ -532,6 +532,40 @@ def test_a_finished_run_is_judged_where_it_was_not(
         go(SelectionConfig())
 
 
+@pytest.mark.slow
+def test_a_finished_run_is_judged_by_the_judge_that_is_asked_for(
+    chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clone is decided by that seed too."""
+    monkeypatch.setattr(experiment, "train_agent", lambda *_, **__: pytest.fail("trained again"))
+    run, said = copied(chosen, tmp_path / "run", {}), []
+    clone, before = run / "policies" / "clone.npz", written(chosen / "selection")
+
+    def go(seed: int) -> experiment.Result:
+        select = SelectionConfig(judge_seed=seed)
+        return experiment.run(data(), tiny(), run, select=select, tell=said.append)
+
+    found = go(7)
+    assert f"{run}: judged with --judge-seed 0, and 7 is asked for: it is judged now" in said
+    after = written(run / "selection")
+    assert after["protocol"]["judge"]["seed"] == 7
+    assert clone.read_bytes() != (chosen / "policies" / "clone.npz").read_bytes()
+    assert found.summary["estimate"] != read_json(chosen / "summary.json")["estimate"]
+    choose = selection.choose
+    monkeypatch.setattr(selection, "choose", lambda *_, **__: pytest.fail("judged again"))
+    go(7)
+    # What does not tell its judge is left as it is.
+    bare: Any
+    for bare in ({}, {"judge": None}, {"judge": {"seed": None}}, None, [1]):
+        path = run / "selection" / "selection.json"
+        path.write_text(json.dumps(after | {"protocol": bare}))
+        go(0)
+    path.write_text(json.dumps(after))
+    monkeypatch.setattr(selection, "choose", choose)
+    go(0)
+    assert written(run / "selection") == before
+
+
 def test_a_damaged_answer_is_judged_again(chosen: Path, tmp_path: Path) -> None:
     run = copied(chosen, tmp_path / "run", {})
     for path in (run / "selection" / "judged").glob("*.npz"):

@@ -4,7 +4,6 @@ A run that was interrupted is resumed from its directory (`rundir.py`), a finish
 """
 
 import math
-import os
 import signal
 import sys
 import time
@@ -33,7 +32,7 @@ from neubay.config import (
 )
 from neubay.data.dataset import Dataset
 from neubay.devices.together import at_once, run_together
-from neubay.errors import ConfigError, RunError
+from neubay.errors import ConfigError, RunError, WorldError
 from neubay.experience import batch_shape, rollout_rules
 from neubay.oracle import check_simulator, simulated_world
 from neubay.policy import Policy, load_policy
@@ -239,7 +238,7 @@ def run(
         shown = world_progress, stage_progress, tell
         if rundir.is_finished(directory):
             _judge_later(dataset, config, judging, directory, shown)
-            return _finished(directory, fitted, checkpoints)
+            return _finished(directory, fitted, checkpoints, tell)
         _tell_changes(begun, tell)
         needs_world, seconds = config.agent.algorithm != "bc", {"world": 0.0}
         if needs_world:
@@ -515,18 +514,29 @@ def _judge_later(
     atomic_write_json(directory / rundir.SUMMARY_FILE, finite(summary))
 
 
-def _finished(directory: Path, fitted: FittedWorld | None, checkpoints: Checkpoints) -> Result:
+def _finished(
+    directory: Path, fitted: FittedWorld | None, checkpoints: Checkpoints, tell: Tell
+) -> Result:
     """What a finished run left."""
     if not rundir.is_shown_only(directory):
         checkpoints.finish(kept=1)  # in case that the process ended just before
     policy = load_policy(directory / rundir.POLICY_FILE)
     summary = read_json(directory / rundir.SUMMARY_FILE)
-    reference = directory / rundir.WORLD_REFERENCE
-    if fitted is None and reference.exists():
-        where = read_json(reference).get("directory")
-        if where is not None and os.path.isdir(where):  # not where it may not be looked at
-            fitted = world.load(Path(where))
+    fitted = _world_left(directory, tell) if fitted is None else fitted
     return Result(policy, fitted, summary, directory)
+
+
+def _world_left(directory: Path, tell: Tell) -> FittedWorld | None:
+    """The world of a finished run, where it has one that was kept; if that is gone, it is told."""
+    reference = directory / rundir.WORLD_REFERENCE
+    if not reference.exists() or read_json(reference).get("directory") is None:
+        return None
+    try:
+        place = world.world_of(directory)
+    except WorldError as error:
+        tell(f"{error}. Until then the result has no world")
+        return None
+    return world.load(place)
 
 
 def summarise(

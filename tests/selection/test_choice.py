@@ -3,7 +3,11 @@
 import dataclasses
 import inspect
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ from neubay.report.runs import page, records
 from neubay.report.studies import guard_tables
 from neubay.runs import rundir
 from neubay.runs.files import read_json
-from neubay.runs.signals import Stopped
+from neubay.runs.signals import Stopped, deferred_signals
 from neubay.selection import Judge, Trial, choice, judge_config, load_judge
 from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
@@ -123,6 +127,46 @@ def test_a_users_own_function_and_a_single_candidate_are_judged(
     alone = neubay.select(data=data(), candidates={"mine": lambda seen: 0 * seen[:, 2:]})
     assert [each["name"] for each in alone.record["candidates"]] == ["mine"]
     assert alone.verdict == "keep" and "no clone" in alone.record["reasons"][0]
+
+
+def test_a_users_functions_are_called_in_the_main_thread(chosen: Path) -> None:
+    """They may hold what knows no other one, such as an interpreter of another language."""
+    called: set[threading.Thread] = set()
+
+    def mine(seen: np.ndarray) -> np.ndarray:
+        called.add(threading.current_thread())
+        return 0 * seen[:, 2:]
+
+    neubay.select(chosen, candidates={"mine": mine, "other": mine})
+    assert called == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_judging_stops_at_a_signal(
+    chosen: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """What has been begun is finished, and nothing else is begun."""
+    judge = load_judge(chosen / "selection" / "judge.json")
+    record = selection.load_record(chosen / "selection" / "data.npz")
+    policy = neubay.load_policy(chosen)
+    source = policy if ours else lambda seen: 0 * seen[:, 2:]
+    candidates = [selection.Candidate(str(number), source) for number in range(6)]
+    begun: list[int] = []
+
+    with deferred_signals() as signalled:
+
+        def roll(*_: Any, **__: Any) -> selection.Rollouts:
+            begun.append(1)
+            if len(begun) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            while not signalled():
+                time.sleep(0.01)
+            return selection.Rollouts(*5 * [np.zeros((2, 3))])
+
+        monkeypatch.setattr(Trial, "roll", roll)
+        with pytest.raises(Stopped):
+            selection.choose(candidates, judge, record, get_task("pendulum"))
+    assert len(begun) < len(candidates) if ours else len(begun) == 1
 
 
 def test_policies_give_the_same_on_the_device_and_on_the_host(chosen: Path) -> None:

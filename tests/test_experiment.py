@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,27 @@ def test_a_finished_run_is_opened_and_nothing_else_is_touched(
         (tmp_path / "thesis.txt").touch()
         experiment.run(swings(get_task("pendulum")), tiny(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_finished_run_says_that_its_world_is_gone(
+    finished: experiment.Result, tmp_path: Path
+) -> None:
+    run, said, gone = tmp_path / "run", [], tmp_path / "gone"
+    shutil.copytree(finished.directory, run)
+    reference = json.loads((run / "world.json").read_text())
+    (run / "world.json").write_text(json.dumps(reference | {"directory": str(gone)}))
+
+    def opened() -> world.FittedWorld | None:
+        dataset = swings(get_task("pendulum"))
+        return experiment.run(dataset, tiny(), run, tell=said.append).world
+
+    assert opened() is None and len(said) == 1
+    for part in (f"its world was in {gone}", f"copy that directory from there to {run / 'world'}",
+                 "'neubay world' with the run's data", "the result has no world"):  # fmt: skip
+        assert part in said[0]
+    shutil.copytree(reference["directory"], run / "world")
+    found = opened()
+    assert found is not None and found.seed == 0 and len(said) == 1
 
 
 def test_a_tape_shorter_than_a_trajectory_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from helpers.small_runs import swings, tiny
 from neubay import agents, world
 from neubay.data.dataset import Dataset, Ranges
 from neubay.errors import NeubayError
-from neubay.policy import Policy, load_policy
+from neubay.policy import Policy, load_policy, one_or_each
 from neubay.tasks import get_task
 from neubay.world import FittedWorld
 
@@ -196,6 +196,31 @@ def test_ranges_travel_with_the_policy(policy: Policy, data: Dataset, tmp_path: 
     neubay.Guard(bare, ranges=data.ranges)
 
 
+def test_a_guard_without_a_world_says_so_once(
+    policy: Policy, posterior: FittedWorld, data: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = neubay.Guard(policy)
+    for _ in range(2):
+        guard.predict(data.tape.state[0])
+    assert caplog.messages == ["the guard has no world: it watches the ranges of the data only"]
+    caplog.clear()
+    neubay.Guard(policy, posterior)
+    assert not caplog.messages
+
+
+def test_a_world_of_other_data_is_refused(policy: Policy, posterior: FittedWorld) -> None:
+    def known_as(digest: str | None) -> Policy:
+        told = None if digest is None else {"name": "mine", "hash": digest}
+        again = Policy.__new__(Policy)
+        again.__dict__ |= policy.__dict__ | {"dataset": told}
+        return again
+
+    with pytest.raises(NeubayError, match=r"of other data \('swings', hash .*'mine', hash beef"):
+        neubay.Guard(known_as("beef"), posterior)
+    for digest in (posterior.dataset_hash, None):  # the same, or not known: of an earlier version
+        neubay.Guard(known_as(digest), posterior)
+
+
 def test_a_world_of_other_sizes_is_refused(policy: Policy, data: Dataset) -> None:
     small = linear_world(2 * [np.zeros((3, 4))], 2 * [np.zeros(3)], 0.1)
     other = fitted(small, random_walk([5, 5]))
@@ -210,6 +235,7 @@ def test_a_world_of_other_sizes_is_refused(policy: Policy, data: Dataset) -> Non
         ({"limit": "x"}, "limit is 'x'"),
         ({"limit": -1.0}, r"limit is -1\.0"),
         ({"margin": np.nan}, "margin is nan"),
+        ({"margin": None}, "neither a world nor a margin, and would check nothing"),
         ({"zeta": 5.0}, r"zeta is 5\.0: give a number from 0 to 1"),
         ({"zeta": None}, "zeta is None"),
         ({"fallback": 500.0}, r"\[500\.0\] is outside the bounds .* 'pendulum', \[-2\.0\] to"),
@@ -252,6 +278,40 @@ def test_an_observation_of_another_size_is_said(policy: Policy, data: Dataset) -
             guard.predict(wrong, state, reward=0.0)
     with pytest.raises(NeubayError, match="got 2 observations with the state of 1 episodes"):
         guard.predict(np.zeros((2, 3)), state, reward=0.0)
+
+
+@pytest.mark.parametrize("returned", [None, "brake", [[0.0], [0.0, 1.0]], [None]])
+def test_a_fall_back_that_returns_no_actions_is_said(policy: Policy, returned: Any) -> None:
+    guard = neubay.Guard(policy, fallback=lambda seen: returned)
+    with pytest.raises(NeubayError, match=r"fall-back returned .* no actions: .* shape \(1, 1\)"):
+        guard.predict(np.array([50.0, 0, 0]))
+
+
+@pytest.mark.parametrize("fallback", [None, 0.5])
+def test_a_reward_that_is_no_number_is_said(
+    policy: Policy, data: Dataset, monkeypatch: pytest.MonkeyPatch, fallback: float | None
+) -> None:
+    for of, names in ((neubay.Guard, ("predict", "_heard")), (Policy, ("predict", "_last_reward"))):
+        for name in names:  # unchecked by the types, as it is for a user
+            monkeypatch.setattr(of, name, inspect.unwrap(getattr(of, name)))
+    guard, seen = neubay.Guard(policy, fallback=fallback), data.tape.state[0]
+    _, state, _ = guard.predict(seen)
+    with pytest.raises(NeubayError, match="reward is 'x': expected one number, or one for each"):
+        guard.predict(seen, state, reward="x")
+    with pytest.raises(NeubayError, match="episode_start is 'x'"):
+        guard.predict(seen, state, "x", reward=0.0)
+
+
+def test_a_state_of_another_kind_is_said(policy: Policy, data: Dataset) -> None:
+    guard, seen = neubay.Guard(policy), data.tape.state[0]
+    _, other = policy.predict(seen)
+    predict = inspect.unwrap(neubay.Guard.predict)
+    with pytest.raises(NeubayError, match="state is of type PolicyState: pass what the guard's"):
+        predict(guard, seen, other, reward=0.0)
+
+
+def test_a_reward_that_is_missing_in_a_batch_is_not_a_number() -> None:
+    assert np.isnan(one_or_each("reward", [1.0, None], 2)).tolist() == [False, True]
 
 
 def test_all_of_it_is_read_from_files(policy: Policy, data: Dataset, tmp_path: Path) -> None:

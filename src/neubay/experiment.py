@@ -4,7 +4,6 @@ A run that was interrupted is resumed from its directory (`rundir.py`), a finish
 """
 
 import math
-import os
 import signal
 import sys
 import time
@@ -33,7 +32,7 @@ from neubay.config import (
 )
 from neubay.data.dataset import Dataset
 from neubay.devices.together import at_once, run_together
-from neubay.errors import ConfigError, RunError
+from neubay.errors import ConfigError, RunError, WorldError
 from neubay.experience import batch_shape, rollout_rules
 from neubay.oracle import check_simulator, simulated_world
 from neubay.policy import Policy, load_policy
@@ -43,7 +42,7 @@ from neubay.runs.files import atomic_write_json, read_json, tree_hash
 from neubay.runs.messages import Tell, log
 from neubay.runs.provenance import provenance
 from neubay.runs.signals import deferred_signals, stop_if_signalled
-from neubay.runs.values import finite
+from neubay.runs.values import finite, is_number
 from neubay.tasks import published_settings
 from neubay.world import FittedWorld
 
@@ -239,7 +238,7 @@ def run(
         shown = world_progress, stage_progress, tell
         if rundir.is_finished(directory):
             _judge_later(dataset, config, judging, directory, shown)
-            return _finished(directory, fitted, checkpoints)
+            return _finished(directory, fitted, checkpoints, tell)
         _tell_changes(begun, tell)
         needs_world, seconds = config.agent.algorithm != "bc", {"world": 0.0}
         if needs_world:
@@ -480,18 +479,26 @@ def _world(
     return fitted, float(reference.get("seconds", 0.0))
 
 
-def lacks_verdict(directory: Path, select: SelectionConfig) -> bool:
-    """A finished run was not judged, or without the clone that is asked for now."""
+def lacks_verdict(directory: Path, select: SelectionConfig) -> str:
+    """Why a finished run is to be judged now: it was not, or without the clone or by another judge
+    than is asked for. Empty where nothing is missing."""
     path = directory / rundir.SELECTION / rundir.SELECTION_FILE
     of_ours = rundir.look(directory).about.get("layout") == rundir.LAYOUT
     if not of_ours or rundir.is_shown_only(directory):
-        return False
+        return ""
     if not path.exists():
-        return True
-    judged = read_json(path).get("candidates")
+        return "finished without a verdict"
+    found = read_json(path)
+    judged, seed = found.get("candidates"), found.get("protocol")
     if not isinstance(judged, list) or not all(isinstance(each, dict) for each in judged):
         raise RunError(f"{path}: damaged; remove it, and the same command judges again")
-    return select.baseline and not any(each.get("is_clone") for each in judged)
+    if select.baseline and not any(each.get("is_clone") for each in judged):
+        return "judged without a clone"
+    for name in ("judge", "seed"):
+        seed = seed.get(name) if isinstance(seed, dict) else None
+    if is_number(seed) and seed != select.judge_seed:
+        return f"judged with --judge-seed {seed}, and {select.judge_seed} is asked for"
+    return ""
 
 
 def _judge_later(
@@ -499,9 +506,9 @@ def _judge_later(
 ) -> None:
     """Train the clones of a finished run, judge its policies, and add that to its summary: where
     that is asked for now, and was not done."""
-    if judged is None or not lacks_verdict(directory, judged[0]):
+    if judged is None or not (why := lacks_verdict(directory, judged[0])):
         return
-    shown[-1](f"{directory}: finished without a verdict, or without a clone: it is judged now")
+    shown[-1](f"{directory}: {why}: it is judged now")
     summary = read_json(directory / rundir.SUMMARY_FILE)
     seconds = {name: value for name, value in summary["seconds"].items() if name != "total"}
     chosen = _select(dataset, config, judged, directory, seconds, shown)
@@ -509,18 +516,29 @@ def _judge_later(
     atomic_write_json(directory / rundir.SUMMARY_FILE, finite(summary))
 
 
-def _finished(directory: Path, fitted: FittedWorld | None, checkpoints: Checkpoints) -> Result:
+def _finished(
+    directory: Path, fitted: FittedWorld | None, checkpoints: Checkpoints, tell: Tell
+) -> Result:
     """What a finished run left."""
     if not rundir.is_shown_only(directory):
         checkpoints.finish(kept=1)  # in case that the process ended just before
     policy = load_policy(directory / rundir.POLICY_FILE)
     summary = read_json(directory / rundir.SUMMARY_FILE)
-    reference = directory / rundir.WORLD_REFERENCE
-    if fitted is None and reference.exists():
-        where = read_json(reference).get("directory")
-        if where is not None and os.path.isdir(where):  # not where it may not be looked at
-            fitted = world.load(Path(where))
+    fitted = _world_left(directory, tell) if fitted is None else fitted
     return Result(policy, fitted, summary, directory)
+
+
+def _world_left(directory: Path, tell: Tell) -> FittedWorld | None:
+    """The world of a finished run, where it has one that was kept; if that is gone, it is told."""
+    reference = directory / rundir.WORLD_REFERENCE
+    if not reference.exists() or read_json(reference).get("directory") is None:
+        return None
+    try:
+        place = world.world_of(directory)
+    except WorldError as error:
+        tell(f"{error}. Until then the result has no world")
+        return None
+    return world.load(place)
 
 
 def summarise(

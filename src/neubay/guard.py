@@ -4,8 +4,8 @@
     action, state, check = guard.predict(observation)                    # the first step
     action, state, check = guard.predict(observation, state, reward=r)   # every later one
 
-Without a world the guard is light: it looks at the ranges of the data alone. With a fall-back it
-goes on where a sensor or the reward is missing or not finite: the fall-back acts.
+Without a world the guard is light, and says so: it looks at the ranges of the data alone. With a
+fall-back it goes on where a sensor or the reward is missing or not finite: the fall-back acts.
 """
 
 import math
@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float
 from neubay.data.dataset import Ranges
 from neubay.errors import NeubayError
 from neubay.policy import Policy, PolicyState, load_policy, observations_of, one_or_each
+from neubay.runs.messages import log
 from neubay.tasks import ContinuousActions
 from neubay.world import FittedWorld, load_world
 
@@ -69,7 +70,7 @@ class Guard:
 
     Args:
         policy: the policy to guard, or its path. Its file holds the ranges of its data.
-        world: the posterior, or its path; none for the light form.
+        world: the posterior of the policy's data, or its path; none for the light form.
         fallback: acts where a limit is crossed, and where a sensor or the reward is broken: another
             policy (such as the clone) or its path, a function from observations (batch, s) to
             actions, or a constant action; all in the environment's units. What a function or a
@@ -97,6 +98,11 @@ class Guard:
         _refuse_odd("zeta", zeta, most=1.0, optional=False)
         self.policy, self.limit = _loaded("policy", policy, Policy, load_policy), limit
         self.fallback = _fallback_for(self.policy, fallback)
+        if world is None and margin is None:
+            raise NeubayError(
+                "the guard has neither a world nor a margin, and would check nothing: give the "
+                "policy's world (neubay.load_world), or a margin of at least 0"
+            )
         ranges = ranges or self.policy.ranges
         if ranges is None and (margin is not None or world is None):
             raise NeubayError(
@@ -108,7 +114,9 @@ class Guard:
         if ranges is not None:
             self._middle += (ranges.observation_low + ranges.observation_high) / 2
         self._uncertainty = None
-        if world is not None:
+        if world is None:
+            log("the guard has no world: it watches the ranges of the data only")
+        else:
             fitted = _loaded("world", world, FittedWorld, load_world)
             self._uncertainty = _share_of_threshold(fitted, self.policy, zeta)
         self.counts: Counter[str] = Counter(steps=0, unsure=0, outside=0, broken=0, fell_back=0)
@@ -126,6 +134,11 @@ class Guard:
     ) -> tuple[np.ndarray | np.integer, GuardState, Check]:
         """The action, the state to pass in next time, and what was seen; arguments are those of
         `Policy.predict`."""
+        if state is not None and not isinstance(state, GuardState):
+            raise NeubayError(
+                f"the state is of type {type(state).__name__}: pass what the guard's own predict "
+                "returned, or None where the first episodes start"
+            )
         single = np.ndim(observation) == 1
         seen = observations_of(self.policy.task, observation)
         heard = self._heard(seen, reward, episode_start, state)
@@ -225,8 +238,16 @@ class Guard:
             given, after = fallback.predict(observations, state, **passed)
         else:
             given, after = fallback(observations) if callable(fallback) else fallback, None
-        given, shape = np.asarray(given), (len(observations), *actions.shape)
-        if not np.isfinite(given).all():
+        returned, shape = given, (len(observations), *actions.shape)
+        try:
+            given = np.asarray(returned)
+            finite = np.isfinite(given).all()
+        except (TypeError, ValueError):  # none, words, or rows of several lengths
+            raise NeubayError(
+                f"the guard's fall-back returned {str(returned)[:80]!r} for {len(observations)} "
+                f"observations, which are no actions: they have shape {shape}"
+            ) from None
+        if not finite:
             raise NeubayError("the guard's fall-back returned an action that is not finite")
         try:
             given = np.broadcast_to(given, shape)
@@ -285,7 +306,8 @@ def _fallback_for(policy: Policy, given: Any) -> Fallback | None:
     except (TypeError, ValueError):
         raise NeubayError(
             f"the guard's fall-back {str(given)[:80]!r} is no action of '{task.name}', which has "
-            f"shape {actions.shape}: give an action, a policy, its path, or a function"
+            f"shape {actions.shape}: give an action, a policy, its path, or a function, such as "
+            "lambda seen: other.predict(seen)[0]"
         ) from None
     if isinstance(actions, ContinuousActions):
         beyond = ~((constant >= actions.low) & (constant <= actions.high))
@@ -328,6 +350,13 @@ def _share_of_threshold(fitted: FittedWorld, policy: Policy, zeta: float) -> Cal
         raise NeubayError(
             f"the world has {sizes[0]} states and {sizes[1]} actions, the policy "
             f"{policy.task.state_size} and {policy.task.actions.size}: they are of other data"
+        )
+    ours, theirs = policy.dataset or {}, fitted.dataset_hash
+    if ours.get("hash") and theirs and ours["hash"] != theirs:
+        raise NeubayError(
+            f"the world is of other data ('{fitted.dataset_name}', hash {theirs}) than the policy "
+            f"('{ours.get('name')}', hash {ours['hash']}): give the world of the policy's run "
+            "(neubay.load_world)"
         )
     threshold = max(fitted.threshold(zeta), float(np.finfo(np.float32).tiny))
     if not np.isfinite(threshold):

@@ -212,7 +212,15 @@ def observations_of(task: Task, observation: np.ndarray) -> Float[np.ndarray, "b
 
 def one_or_each(name: str, value: Any, batch: int) -> np.ndarray:
     """A value for every episode, from one for all of them or one each."""
-    values = np.asarray(value)
+    try:
+        values = np.asarray(value)
+        if values.dtype.kind not in "biuf":  # such as None among numbers, which is missing
+            values = values.astype(np.float64)
+    except (TypeError, ValueError):
+        raise NeubayError(
+            f"{name} is {str(value)[:80]!r}: expected one number, or one for each of the {batch} "
+            "observations"
+        ) from None
     if values.shape not in ((), (batch,)):
         raise NeubayError(
             f"{name} has shape {values.shape}: expected one value, or one for each of the {batch} "

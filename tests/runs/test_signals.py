@@ -170,6 +170,25 @@ with signals.deferred_signals():
     tally(1, "ends after a grace; what was being written is whole")
 
 
+def test_a_second_sigterm_ends_without_a_word() -> None:
+    """While the first one's grace runs, what Python tells of signals still finds a reader."""
+    code = """
+import os, signal, time
+from neubay.runs import signals
+try:
+    with signals.deferred_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+except signals.Interrupted as interrupted:
+    print(interrupted.signum == signal.SIGTERM)
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
 def test_no_watch_outlives_its_block() -> None:
     before = set(threading.enumerate())  # one of another test may be ending just now
 

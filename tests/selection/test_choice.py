@@ -1,8 +1,13 @@
 """A run ends with a verdict: its files, `neubay select`, resuming, and what is refused."""
 
 import dataclasses
+import inspect
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +33,8 @@ from neubay.report.runs import page, records
 from neubay.report.studies import guard_tables
 from neubay.runs import rundir
 from neubay.runs.files import read_json
-from neubay.runs.signals import Stopped
-from neubay.selection import Judge, Trial, judge_config, load_judge
+from neubay.runs.signals import Stopped, deferred_signals
+from neubay.selection import Judge, Trial, choice, judge_config, load_judge
 from neubay.selection import judge as judges
 from neubay.studies import fitted_q, guarding
 from neubay.studies.fitted_q import FittedQ
@@ -122,6 +127,46 @@ def test_a_users_own_function_and_a_single_candidate_are_judged(
     alone = neubay.select(data=data(), candidates={"mine": lambda seen: 0 * seen[:, 2:]})
     assert [each["name"] for each in alone.record["candidates"]] == ["mine"]
     assert alone.verdict == "keep" and "no clone" in alone.record["reasons"][0]
+
+
+def test_a_users_functions_are_called_in_the_main_thread(chosen: Path) -> None:
+    """They may hold what knows no other one, such as an interpreter of another language."""
+    called: set[threading.Thread] = set()
+
+    def mine(seen: np.ndarray) -> np.ndarray:
+        called.add(threading.current_thread())
+        return 0 * seen[:, 2:]
+
+    neubay.select(chosen, candidates={"mine": mine, "other": mine})
+    assert called == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_judging_stops_at_a_signal(
+    chosen: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """What has been begun is finished, and nothing else is begun."""
+    judge = load_judge(chosen / "selection" / "judge.json")
+    record = selection.load_record(chosen / "selection" / "data.npz")
+    policy = neubay.load_policy(chosen)
+    source = policy if ours else lambda seen: 0 * seen[:, 2:]
+    candidates = [selection.Candidate(str(number), source) for number in range(6)]
+    begun: list[int] = []
+
+    with deferred_signals() as signalled:
+
+        def roll(*_: Any, **__: Any) -> selection.Rollouts:
+            begun.append(1)
+            if len(begun) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            while not signalled():
+                time.sleep(0.01)
+            return selection.Rollouts(*5 * [np.zeros((2, 3))])
+
+        monkeypatch.setattr(Trial, "roll", roll)
+        with pytest.raises(Stopped):
+            selection.choose(candidates, judge, record, get_task("pendulum"))
+    assert len(begun) < len(candidates) if ours else len(begun) == 1
 
 
 def test_policies_give_the_same_on_the_device_and_on_the_host(chosen: Path) -> None:
@@ -218,6 +263,38 @@ def test_a_selection_replaces_no_run_and_no_candidate(
     with pytest.raises(RunError, match="file: cannot be written"):
         neubay.select(run, out=tmp_path / "file")
     neubay.select(run, out=run / "selection")  # where `neubay train` writes too
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"incumbent": np.arange(6) < 3}, "incumbent: got true and false"),
+        ({"incumbent": 3}, "incumbent: got 3"),
+        ({"incumbent": [[0, 1], [2]]}, "incumbent: got "),
+        ({"incumbent": [6]}, "no episode 6; the data has the episodes 0 to 5"),
+        ({"candidates": [lambda seen: seen]}, "candidates is of type list: give each a name"),
+        ({"out": ""}, "out is empty: name a folder"),
+        ({"out": " "}, "out is empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_judged(
+    chosen: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(choice, "_judge", lambda *_, **__: pytest.fail("a judge was looked for"))
+    monkeypatch.chdir(tmp_path)
+    unchecked = inspect.unwrap(neubay.select)  # by the types, as it is for a user
+    with pytest.raises(NeubayError, match=complaint):
+        unchecked(chosen, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_incumbent_may_be_an_array(chosen: Path) -> None:
+    found = neubay.select(chosen, incumbent=np.array([5, 0, 5]))
+    assert found.record["protocol"]["incumbent"] == [0, 5]
 
 
 def with_another_clone(run: Path, target: Path) -> Path:
@@ -497,6 +574,40 @@ def test_a_finished_run_is_judged_where_it_was_not(
     (run / "selection" / "selection.json").write_text("{}")
     with pytest.raises(RunError, match="damaged; remove it, and the same command judges again"):
         go(SelectionConfig())
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_judged_by_the_judge_that_is_asked_for(
+    chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clone is decided by that seed too."""
+    monkeypatch.setattr(experiment, "train_agent", lambda *_, **__: pytest.fail("trained again"))
+    run, said = copied(chosen, tmp_path / "run", {}), []
+    clone, before = run / "policies" / "clone.npz", written(chosen / "selection")
+
+    def go(seed: int) -> experiment.Result:
+        select = SelectionConfig(judge_seed=seed)
+        return experiment.run(data(), tiny(), run, select=select, tell=said.append)
+
+    found = go(7)
+    assert f"{run}: judged with --judge-seed 0, and 7 is asked for: it is judged now" in said
+    after = written(run / "selection")
+    assert after["protocol"]["judge"]["seed"] == 7
+    assert clone.read_bytes() != (chosen / "policies" / "clone.npz").read_bytes()
+    assert found.summary["estimate"] != read_json(chosen / "summary.json")["estimate"]
+    choose = selection.choose
+    monkeypatch.setattr(selection, "choose", lambda *_, **__: pytest.fail("judged again"))
+    go(7)
+    # What does not tell its judge is left as it is.
+    bare: Any
+    for bare in ({}, {"judge": None}, {"judge": {"seed": None}}, None, [1]):
+        path = run / "selection" / "selection.json"
+        path.write_text(json.dumps(after | {"protocol": bare}))
+        go(0)
+    path.write_text(json.dumps(after))
+    monkeypatch.setattr(selection, "choose", choose)
+    go(0)
+    assert written(run / "selection") == before
 
 
 def test_a_damaged_answer_is_judged_again(chosen: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from neubay.selection import DataRecord, Trial
 from neubay.selection.protocol import FEWEST_STARTS, Reproduced, draw_starts
 from neubay.tasks import ContinuousActions, OfNextState, Task
 
-GAINS = ([0.0, 0.0], [0.3, 0.8], [-0.3, -0.5], [0.5, 1.5], [-0.2, -0.2])
+GAINS = ([0.0, 0.0], [0.3, 0.8], [-0.1, -0.2], [0.5, 1.5], [-0.2, -0.2])
 
 
 def test_a_linear_quadratic_world_gives_the_true_returns_and_ranking() -> None:
-    world, dataset = quadratic(), logged(40 * [25])
-    tried = trial(world, dataset)
-    start = tried.record.start[tried.episode]
+    world = quadratic(sigma=0.01)
+    tried = trial(world, logged(40 * [25]))
+    near = replace(tried.record, start=0.2 * tried.record.start)  # no action reaches a bound
+    tried, start = replace(tried, record=near), near.start[tried.episode]
     truth = [world.truth(np.array([gain]), start, 25) for gain in GAINS]
     found = [tried.roll(linear_policy(gain)) for gain in GAINS]
     estimates = [float(rollouts.estimate.mean()) for rollouts in found]
@@ -193,6 +194,19 @@ def test_a_policy_with_a_memory_is_called_as_policies_elsewhere_are() -> None:
     plain = tried.roll(lambda observations: np.full((len(observations), 1), 0.01 * next(calls)))
     np.testing.assert_array_equal(got.estimate, plain.estimate)
     assert got.estimate.shape == (3, 40)
+
+
+def test_what_is_commanded_beyond_the_bounds_becomes_the_bound() -> None:
+    dataset = logged(40 * [6])
+    wide = replace(dataset.task, actions=ContinuousActions(np.array([-0.5]), np.array([1.5])))
+    for task, bounds in ((dataset.task, (-1.0, 1.0)), (wide, (-0.5, 1.5))):
+        tried = replace(trial(quadratic(), dataset), task=task)
+        for beyond, bound in zip((-500.0, 500.0), bounds, strict=True):
+            got, same = (
+                tried.roll(lambda seen, value=value: np.full((len(seen), 1), value))
+                for value in (beyond, bound)
+            )
+            np.testing.assert_array_equal(got.estimate, same.estimate)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

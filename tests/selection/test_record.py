@@ -1,6 +1,7 @@
 """What is kept of the data: C_i, returns up to it, windows, and the file."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +108,16 @@ def test_the_incumbent_is_a_part_of_the_episodes() -> None:
         record.only(np.array([], np.int64))
     with pytest.raises(NeubayError, match=r"no episode 1\.5"):
         record.only(np.array([0, 1.5]))
+
+
+@pytest.mark.parametrize("mask", [[True, True, False], np.array([False, True, True])])
+def test_a_mask_of_episodes_is_refused(mask: Any) -> None:
+    """Its values would be the episodes 0 and 1."""
+    with pytest.raises(NeubayError, match=r"incumbent: got true and false.*np\.flatnonzero"):
+        DataRecord.of(logged([5, 7, 9])).only(mask)
+
+
+@pytest.mark.parametrize("wrong", [3, [[0, 1]], [[0], [1, 2]], "0-2", ["0"], [None], {0, 1}])
+def test_what_are_no_numbers_of_episodes_is_refused_in_words(wrong: Any) -> None:
+    with pytest.raises(NeubayError, match=r"incumbent: got .*: give a list of numbers of episodes"):
+        DataRecord.of(logged([5, 7, 9])).only(wrong)

@@ -9,6 +9,7 @@ from helpers.judges import linear_policy, logged, quadratic, trial
 from neubay.selection import Candidate, Judged, Rollouts, Sanity, Verdict, decide, ranked
 from neubay.selection.candidates import CloneOf
 from neubay.selection.protocol import Reproduced, Trial
+from neubay.selection.verdict import Gains
 
 BETTER, DATA_LIKE, WORSE = [0.3, 0.8], [0.0, 0.0], [-0.3, -0.5]
 
@@ -48,6 +49,14 @@ def test_equal_candidates_give_no_preference(tried: Trial) -> None:
     assert one.estimate == other.estimate and one.lower_gain(other.rollouts.estimate) == 0
     assert [each.name for each in ranked([other, one])] == ["other", "one"]
     assert verdict(tried, same=DATA_LIKE).word == "copy"  # what does as the clone is no gain
+
+
+def test_no_gain_at_all_is_not_a_sure_one() -> None:
+    clone, same = made("clone", 100.0, clone_of="data"), made("same", 100.0)
+    found = Gains.of(same, DATA, clone, None)
+    assert found == (0.0, 0.0) and not found.sure
+    assert Gains(1.0, 1.0).sure
+    assert not (Gains(0.0, 1.0).sure or Gains(1.0, 0.0).sure or Gains(1.0, None).sure)
 
 
 def test_a_clone_that_is_worse_than_the_data_is_not_copied(tried: Trial) -> None:

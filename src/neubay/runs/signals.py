@@ -97,19 +97,19 @@ def _enforced() -> Iterator[None]:
 
 
 def _end_late(signals: socket.socket, over: threading.Event) -> None:
-    with signals:
+    with signals:  # open to the end: Python writes every further signal to it, and complains if not
         while signal.SIGTERM not in (arrived := signals.recv(16)):
             if not arrived:  # closed: the block is over
                 return
-    if over.wait(GRACE):
-        return
-    with uncut:
-        if over.wait(1.0):
+        if over.wait(GRACE):
             return
-        print(
-            f"SIGTERM: in the middle of a computation of more than {GRACE:.0f} s; ended. What was "
-            "saved before is untouched: the same command resumes from the last checkpoint",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(128 + signal.SIGTERM)
+        with uncut:
+            if over.wait(1.0):
+                return
+            print(
+                f"SIGTERM: in the middle of a computation of more than {GRACE:.0f} s; ended. What "
+                "was saved before is untouched: the same command resumes from the last checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(128 + signal.SIGTERM)

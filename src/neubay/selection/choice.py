@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 
 from neubay import data as sources
 from neubay.config import SelectionConfig, WorldConfig, default_preset, resolve, validated
@@ -36,6 +37,8 @@ THREADS = 2
 LAYOUT = 1
 """Version of selection.json and of the results kept beside it."""
 
+Episodes = Sequence[int] | Shaped[np.ndarray, " episodes"]
+"""Their numbers."""
 Progress = Callable[[str, float], None]
 """Is given what is being judged, and the share of the work that is done."""
 
@@ -70,7 +73,7 @@ def select(
     data: Dataset | Path | str | None = None,
     task: Task | None = None,
     judge_seed: int = 0,
-    incumbent: Sequence[int] | None = None,
+    incumbent: Episodes | None = None,
     out: Path | str | None = None,
     progress: Progress = lambda name, share: None,
     judge_progress: Show | None = None,
@@ -91,23 +94,21 @@ def select(
         out: a folder for selection.json and policy.npz, which is no run directory.
         progress, judge_progress: are given the progress of judging, and of fitting a judge.
     """
-    validated(SelectionConfig, {"judge_seed": judge_seed}, "neubay.select")
+    _check_asked(judge_seed, candidates, out)
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     looked = [rundir.opened(Path(path)) for path in paths]
     if looked:
         check_same_data(looked)
     dataset = sources.load(data) if isinstance(data, str | Path) else data
-    found = [*of_runs(looked), *(brought(*each) for each in (candidates or {}).items())]
-    if taken := {each.name for each in found if each.run} & (candidates or {}).keys():
-        raise NeubayError(
-            f"candidate '{min(taken)}': a policy of the runs has that name; give another"
-        )
+    found = _with_names(of_runs(looked), candidates or {})
     if not found:
         where = ", ".join(map(str, paths)) or "nothing was named"
         raise NeubayError(f"no policy to judge: {where}. Name runs that kept some")
     if out is not None:
         _check_out(Path(out), found)
     record = _record(looked, dataset)
+    if incumbent is not None:
+        record.only(incumbent)  # what is wrong with it is said before anything is judged
     of = _task(record, task, found, dataset)
     _check_sizes(found, of)
     with deferred_signals():
@@ -131,7 +132,7 @@ def choose(
     record: DataRecord,
     task: Task,
     *,
-    incumbent: Sequence[int] | None = None,
+    incumbent: Episodes | None = None,
     out: Path | None = None,
     known: Sequence[Path] = (),
     again: bool = False,
@@ -148,7 +149,7 @@ def choose(
     whole = _trial(judge, record, task).calibrated()
     trial = whole
     if incumbent is not None:
-        record = record.only(np.asarray(incumbent))
+        record = record.only(incumbent)
         trial = _trial(judge, record, task).with_noise(whole.noise)
     whole_court, court = (_Court(each, judge, out, known, again) for each in (whole, trial))
     judged = court.judge_all(candidates, progress)
@@ -357,6 +358,30 @@ def _save(written: dict[str, Any], chosen: Candidate, out: Path) -> None:
             other.unlink(missing_ok=True)
             target.unlink(missing_ok=True)  # a function is in no file
         atomic_write_json(other, written)
+
+
+def _check_asked(judge_seed: int, candidates: Any, out: Any) -> None:
+    """Refuse what cannot be meant, whatever the runs and the data are."""
+    validated(SelectionConfig, {"judge_seed": judge_seed}, "neubay.select")
+    if candidates is not None and not isinstance(candidates, Mapping):
+        raise NeubayError(
+            f"candidates is of type {type(candidates).__name__}: give each a name, as in "
+            "candidates={'today': controller}"
+        )
+    if isinstance(out, str) and not out.strip():
+        raise NeubayError(
+            "out is empty: name a folder ('.' is the current one), or leave it out to write nothing"
+        )
+
+
+def _with_names(of_the_runs: list[Candidate], more: Mapping[str, Any]) -> list[Candidate]:
+    """The policies of the runs and those that a user brings, all of other names."""
+    found = [*of_the_runs, *(brought(*each) for each in more.items())]
+    if taken := {each.name for each in of_the_runs} & more.keys():
+        raise NeubayError(
+            f"candidate '{min(taken)}': a policy of the runs has that name; give another"
+        )
+    return found
 
 
 def _check_out(out: Path, candidates: Sequence[Candidate]) -> None:

@@ -328,7 +328,8 @@ class Trial:
             seen, starts = np.asarray(inputs.state), np.asarray(inputs.start)
             with _failure_reported(predict):
                 actions, memory = act(seen, memory, starts)
-            unit = self.task.to_unit(self._checked(actions))
+            # Beyond the bounds is the bound, as in the environment.
+            unit = np.clip(self.task.to_unit(self._checked(actions)), -1, 1)
             sums, inputs = _one_step(self.conditions, sums, inputs, jnp.asarray(unit, jnp.float32))
         return sums
 

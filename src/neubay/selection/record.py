@@ -116,14 +116,15 @@ class DataRecord:
         low = np.where(remaining > 0, low, 0.0)
         return np.minimum(low, 0.0) if ends or self.can_terminate else low
 
-    def only(self, episodes: Shaped[np.ndarray, " chosen"]) -> "DataRecord":
-        """The same of some episodes alone, such as those of today's controller; each once."""
-        count, episodes = len(self.limit), np.unique(episodes)
-        wrong = episodes[~np.isin(episodes, np.arange(count))]
-        if len(wrong) or not len(episodes):
+    def only(self, episodes: Any) -> "DataRecord":
+        """The same of some episodes alone, such as those of today's controller, by their numbers;
+        each once."""
+        count, chosen = len(self.limit), np.unique(_episode_numbers(episodes))
+        wrong = chosen[~np.isin(chosen, np.arange(count))]
+        if len(wrong) or not len(chosen):
             what = f"there is no episode {wrong[0]}" if len(wrong) else "it names no episode"
             raise NeubayError(f"incumbent: {what}; the data has the episodes 0 to {count - 1}")
-        per_episode, kept = ("start", "limit", "length", "returns"), episodes.astype(np.int64)
+        per_episode, kept = ("start", "limit", "length", "returns"), chosen.astype(np.int64)
         return replace(self, **{name: getattr(self, name)[kept] for name in per_episode})
 
     def save(self, path: Path) -> None:
@@ -148,6 +149,26 @@ def load_record(path: Path) -> DataRecord:
         return DataRecord(**arrays, **about)
     except TypeError as error:
         raise RunError(f"{path}: damaged: {error}; give the data again (--data)") from None
+
+
+def _episode_numbers(given: Any) -> Shaped[np.ndarray, " chosen"]:
+    """Numbers of episodes as an array. A mask is refused: its values would be the episodes 0 and
+    1."""
+    try:
+        numbers = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        numbers = np.empty((0, 0))
+    if numbers.dtype == bool:
+        raise NeubayError(
+            "incumbent: got true and false: give the numbers of episodes, such as "
+            "np.flatnonzero(mask)"
+        )
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+        raise NeubayError(
+            f"incumbent: got {str(given)[:80]}: give a list of numbers of episodes, such as "
+            "[0, 1, 5]"
+        )
+    return numbers
 
 
 def _raw_rewards(dataset: Dataset) -> Float[np.ndarray, " rows"]:

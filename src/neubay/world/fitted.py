@@ -222,7 +222,8 @@ def world_of(path: Path) -> Path:
     if not is_whole(Path(where)):
         raise WorldError(
             f"{run}: its world was in {where}, which is not there any more; if the run was "
-            f"trained elsewhere, copy that directory from there to {own}"
+            f"trained elsewhere, copy that directory from there to {own}, else train it again: "
+            f"'neubay world' with the run's data, settings and seed, and --out {own}"
         )
     return Path(where)
 

@@ -29,7 +29,7 @@ def make_run(
     begun = {"seed": seed, "agent": {"steps": 16_000}}
     for change in (VARIANTS[variant], begun, changes or {}):
         config = updated(config, change)
-    config = settle(config, Facts(horizon=1000, reward_rms=1.0))
+    config = settle(config, Facts(horizon=1000, reward_rms=1.0, foretold=0.3))
     steps, evaluations = known(config.agent.steps), 10
     rng = np.random.default_rng([seed, rows])
     directory.mkdir(parents=True)

@@ -15,7 +15,7 @@ from neubay import cli, experiment
 from neubay.commands import ablate, train
 from neubay.commands.options import TrainSettings, parse, train_defaults
 from neubay.config import Published, TrainConfig, updated
-from neubay.data import convert
+from neubay.data import convert, load
 from neubay.errors import TrainingError
 from neubay.published import Over
 from neubay.runs import rundir
@@ -44,9 +44,9 @@ def test_a_dry_run_prints_commands_that_are_these_runs(
     printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     config = train_defaults(TrainSettings(preset="cpu", config=settings), Published())
     changes = {"world": {"pool": 8, "members": 7}, "agent": {"tune_alpha": False}}
-    planned = ablations.plan(
-        over, updated(config, changes), get_task("pendulum"), (4,), tmp_path / "runs"
-    )
+    data = load("pendulum")
+    of = data.task, (4,), tmp_path / "runs", data.facts
+    planned = ablations.plan(over, updated(config, changes), *of)
     assert len(printed) == len(planned)
     for words, run in zip(printed, planned, strict=True):
         assert words[:2] == ["neubay", "train"]

@@ -1,5 +1,6 @@
 """docs/deploy.md: its loop in Python runs, and its log is read; its loop in C++ fits the graph."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -32,7 +33,9 @@ def test_the_guard_of_a_run_that_was_copied_is_as_the_page_says(
     for name in ("selection/policy.npz", "policies/clone.npz"):
         (run / name).parent.mkdir(parents=True)
         policy.save(run / name)
-    world.save(fitted(true_world(), data, layer_norm=False, width=8, depth=1), tmp_path / "cache")
+    made = fitted(true_world(), data, layer_norm=False, width=8, depth=1)
+    of_its_data = dataclasses.replace(made, dataset_hash=policy.dataset["hash"])
+    world.save(of_its_data, tmp_path / "cache")
     (run / "run.json").write_text("{}")
     (run / "world.json").write_text(json.dumps({"directory": str(tmp_path / "cache")}))
     monkeypatch.chdir(tmp_path / "here")

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.small_runs import swings, tiny
 from neubay import published, world
-from neubay.config import TrainConfig, preset, updated
+from neubay.config import Facts, TrainConfig, preset, updated
 from neubay.errors import ConfigError
 from neubay.published import Over
 from neubay.runs.files import tree_hash
@@ -108,6 +108,9 @@ def test_what_is_the_main_setting_is_no_arm_of_its_own() -> None:
     config = updated(preset("cpu"), {"rollout": {"zeta": 0.99}})
     found = ablations.arms("zeta", config, get_task("d4rl/hopper"))
     assert [arm.name for arm in found] == ["main", "zeta-1", "zeta-0.999", "zeta-0.9"]
+    of_policies = Facts(horizon=1000, reward_rms=1.0, foretold=0.5)  # for which zeta is 1
+    found = ablations.arms("zeta", preset("cpu"), get_task("d4rl/hopper"), of_policies)
+    assert [arm.name for arm in found] == ["main", "zeta-0.999", "zeta-0.99", "zeta-0.9"]
     without = updated(preset("cpu"), {"world": {"layer_norm": False}})
     found = ablations.arms("layernorm", without, get_task("d4rl/hopper"))
     assert [arm.name for arm in found] == ["main", "layernorm"]

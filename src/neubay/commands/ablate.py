@@ -74,7 +74,8 @@ def ablate(arguments: list[str]) -> int:
     dataset = named.load(told(errors if flags.dry_run else Console()))
     folder = flags.out or Path("ablations") / dataset.name
     seeds = flags.seeds or (flags.values.seed,)
-    planned = ablations.plan(flags.over, flags.values, dataset.task, seeds, folder)
+    of = dataset.task, seeds, folder, dataset.facts
+    planned = ablations.plan(flags.over, flags.values, *of)
     defaults = train_defaults(settings, named.published)
     commands = [_command(settings, defaults, run) for run in planned]
     if flags.dry_run:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from neubay import published, world
-from neubay.config import VARIANTS, TrainConfig, updated
+from neubay.config import VARIANTS, Facts, TrainConfig, settle, updated
 from neubay.data.dataset import Dataset
 from neubay.errors import ConfigError
 from neubay.published import Over
@@ -58,12 +58,17 @@ class Planned:
     directory: Path
 
 
-def arms(over: Over, config: TrainConfig, task: Task) -> list[Arm]:
-    """The main arm, which is `config`, and those that differ from it."""
+def arms(over: Over, config: TrainConfig, task: Task, facts: Facts | None = None) -> list[Arm]:
+    """The main arm, which is `config`, and those that differ from it; with the facts of the data,
+    in what follows from these too."""
+
+    def settled(changed: TrainConfig) -> TrainConfig:
+        return changed if facts is None else settle(changed, facts)
+
     found = [Arm(MAIN, config)]
     for name, changes in _grid(over, config, task).items():
         changed = updated(config, changes)
-        if changed not in [arm.config for arm in found]:
+        if settled(changed) not in [settled(arm.config) for arm in found]:
             found.append(Arm(name, changed))
     if len(found) == 1:
         raise ConfigError(
@@ -74,13 +79,18 @@ def arms(over: Over, config: TrainConfig, task: Task) -> list[Arm]:
 
 
 def plan(
-    over: Over, config: TrainConfig, task: Task, seeds: Sequence[int], folder: Path
+    over: Over,
+    config: TrainConfig,
+    task: Task,
+    seeds: Sequence[int],
+    folder: Path,
+    facts: Facts | None = None,
 ) -> list[Planned]:
     """All runs, seed by seed: after each seed there is a whole ablation to report."""
     return [
         Planned(arm, seed, updated(arm.config, {"seed": seed}), folder / f"{arm.name}-seed{seed}")
         for seed in dict.fromkeys(seeds)
-        for arm in arms(over, config, task)
+        for arm in arms(over, config, task, facts)
     ]
 
 
